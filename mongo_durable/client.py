@@ -1,0 +1,477 @@
+"""`DurableClient`: submit runs, look at them, answer them. It executes nothing; a `Runner` or an `App` does.
+
+A client needs neither the graph nor LangGraph: LangChain's objects are translated when a value has some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from mongo_durable.engine.loop_thread import LoopThread
+from mongo_durable.engine.resolving import resolve
+from mongo_durable.errors import ConfigurationError, RunFailed
+from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.values import Tagged, decode, encode
+from mongo_durable.store import events, frontiers, heads, runs, schema
+from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
+from mongo_durable.store.documents import Resolution, RunHead, StoredFrontier
+from mongo_durable.store.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from mongo_durable.langgraph.codec import Codec
+
+T = TypeVar("T")
+
+_LOOK_AGAIN_S = 5.0
+_FOLLOW_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One suspended activity of a frontier.
+
+    Attributes:
+        activity_id: What the answer is given under; the same in every attempt.
+        name: The node or tool that asks, or the name of the interrupt.
+        value: What it asks.
+        response_schema: JSON Schema that the answer must fit, or None for any value.
+    """
+
+    activity_id: str
+    name: str
+    kind: str
+    position: str
+    value: Any
+    response_schema: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """All questions that a run waits for; they are answered together.
+
+    Attributes:
+        generation, digest: What a reviewer saw; `resolve` refuses if either has moved.
+    """
+
+    run_id: str
+    workflow: str
+    thread_id: str
+    generation: int
+    digest: str
+    status: str
+    entries: tuple[Question, ...]
+    opened_at: datetime | None
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """A run as it is at one moment.
+
+    Attributes:
+        status: pending, running, suspended, ready, completed, failed, diverged or cancelled.
+        output: Of a completed run.
+        error: Of a failed or diverged one: `{"type": …, "message": …}`, and for a divergence position, expected and found.
+        frontier: Of a suspended one.
+        attempt: How many attempts there have been.
+    """
+
+    run_id: str
+    workflow: str
+    version: str
+    thread_id: str
+    status: str
+    generation: int
+    attempt: int
+    output: Any
+    error: Mapping[str, Any] | None
+    frontier: Frontier | None
+    submitted_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the run has come to one of its four ends."""
+        return RunStatus(self.status).is_end
+
+    def result(self) -> Any:
+        """The output of a completed run.
+
+        Raises:
+            RunFailed: It ended otherwise, or has not ended.
+        """
+        if self.status == RunStatus.COMPLETED:
+            return self.output
+        kind = (self.error or {}).get("type", "no error recorded")
+        raise RunFailed(f"run {self.run_id} is {self.status}: {kind}", run_id=self.run_id, status=self.status, error=self.error)
+
+
+class RunHandle:
+    """A submitted run."""
+
+    def __init__(self, client: DurableClient, run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+
+    async def wait(self, timeout: float | None = None) -> RunSnapshot:
+        """See `DurableClient.wait`."""
+        return await self._client.wait(self.run_id, timeout=timeout)
+
+    async def get(self) -> RunSnapshot:
+        """The run as it is now."""
+        return await self._client.get_run(self.run_id)
+
+
+class DurableClient:
+    """Submit, read, answer and cancel runs.
+
+    Args:
+        uri: MongoDB URI; None takes `MONGO_DURABLE_URI`.
+        database: None takes `MONGO_DURABLE_DATABASE`, else `mongo_durable`.
+        client: A client that the application holds, instead of a URI.
+        codec: For types that the application registered with its App (`app.codec`).
+    """
+
+    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+        found = uri or (os.environ.get("MONGO_DURABLE_URI") if client is None else None)
+        self._endpoint = Endpoint(found, database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE), client)
+        self._codec = codec
+        self._wakeups: Wakeups | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._connection()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the change stream and the connection."""
+        if self._wakeups is not None:
+            await self._wakeups.aclose()
+            self._wakeups = None
+        await self._endpoint.aclose()
+
+    async def submit(
+        self,
+        workflow: str,
+        input: Any,
+        *,
+        version: str = "1",
+        thread_id: str | None = None,
+        run_id: str | None = None,
+        configurable: Mapping[str, Any] | None = None,
+        context: Any = None,
+    ) -> RunHandle:
+        """Accept a run for execution by a runner. When this returns it is majority-committed.
+
+        Args:
+            input: The graph's input: JSON-safe values, LangChain messages, registered types.
+            run_id: The same name again is the same run; None makes one up.
+            thread_id: The conversation; None gives the run one of its own.
+
+        Raises:
+            ThreadBusy, RunConflict, NotJsonSafe.
+        """
+        named = run_id or str(uuid.uuid4())
+        settings = {name: value for name, value in (("configurable", configurable), ("context", context)) if value not in (None, {})}
+        submission = runs.Submission(
+            run_id=named,
+            workflow=workflow,
+            version=version,
+            thread_id=thread_id or named,
+            input=self.encode(input),
+            settings=self.encode(settings),
+        )
+        await runs.submit(await self._connection(), submission)
+        return RunHandle(self, named)
+
+    async def get_run(self, run_id: str) -> RunSnapshot:
+        """The run as it is now.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        connection = await self._connection()
+        head = await heads.get(connection, run_id)
+        frontier = None
+        if head.status is RunStatus.SUSPENDED:
+            stored = await frontiers.get(connection, run_id, head.generation)
+            frontier = self._frontier(stored) if stored is not None else None
+        return self._snapshot(head, frontier)
+
+    async def list_runs(
+        self, *, status: str | None = None, workflow: str | None = None, thread_id: str | None = None, limit: int = 100
+    ) -> list[RunSnapshot]:
+        """Runs, newest first, without their outputs."""
+        if status is not None and status not in list(RunStatus):
+            raise ConfigurationError(f"status is one of {', '.join(RunStatus)}, not {status!r}")
+        found = await heads.listing(await self._connection(), status=status, workflow=workflow, thread_id=thread_id, limit=limit)
+        return [self._snapshot(head, None, has_output=False) for head in found]
+
+    async def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
+        """Wait until the run is at rest: ended, or suspended.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Raises:
+            TimeoutError: It was not at rest in time.
+        """
+        connection = await self._connection()
+        if self._wakeups is None:
+            self._wakeups = Wakeups(self._endpoint)
+        async with asyncio.timeout(timeout), self._wakeups.listen(run_id) as listener:
+            while not (await heads.get(connection, run_id)).status.is_rest:
+                await listener.wait(_LOOK_AGAIN_S)
+            return await self.get_run(run_id)
+
+    async def open_frontiers(
+        self, *, workflow: str | None = None, thread_id: str | None = None, run_id: str | None = None, limit: int = 1000
+    ) -> list[Frontier]:
+        """Frontiers that wait for answers, oldest first."""
+        found = await frontiers.open_frontiers(await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, limit=limit)
+        return [self._frontier(each) for each in found]
+
+    async def resolve(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any],
+        *,
+        generation: int | None = None,
+        digest: str | None = None,
+        resolved_by: str | None = None,
+        note: str | None = None,
+    ) -> Resolution:
+        """Answer all questions of a run's open frontier, at once. When this returns the answers are majority-committed.
+
+        Args:
+            answers: Any JSON-safe value by activity id.
+            generation, digest: What the reviewer saw (`Frontier.generation`, `.digest`); None does not pin it.
+
+        Returns:
+            The receipt; the same answers again give the same one.
+
+        Raises:
+            ResolutionError: They were refused; nothing was written. See its subclasses.
+            RunNotFound, RunNotSuspended.
+        """
+        plain = {activity_id: self.encode(answer) for activity_id, answer in answers.items()}
+        return await resolve(await self._connection(), run_id, plain, generation=generation, digest=digest, resolved_by=resolved_by, note=note)
+
+    async def cancel(self, run_id: str, *, reason: str | None = None) -> RunSnapshot:
+        """End a run as cancelled, whatever it does now. When this returns, nothing of it is executed or recorded any more."""
+        await runs.cancel(await self._connection(), run_id, reason, f"canceller-{uuid.uuid4()}")
+        return await self.get_run(run_id)
+
+    async def retry(self, run_id: str) -> RunSnapshot:
+        """Let a failed or diverged run go on from its history.
+
+        Raises:
+            RunError, ThreadBusy: It is in another state, or its thread has moved on.
+        """
+        await runs.retry(await self._connection(), run_id)
+        return await self.get_run(run_id)
+
+    async def history(self, run_id: str) -> list[Event]:
+        """The events of a run, in order, with values as they were given.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        connection = await self._connection()
+        await heads.get(connection, run_id)
+        return [self._event(event) for event in await events.read_history(connection, run_id)]
+
+    async def events(self, run_id: str, *, follow: bool = False) -> AsyncIterator[Event]:
+        """The events of a run as they come; with `follow`, until the run ends."""
+        connection = await self._connection()
+        await heads.get(connection, run_id)
+        seen = 0
+        while True:
+            status = (await heads.get(connection, run_id)).status  # read before the events: what ended the run is then among them
+            for event in await events.read_history(connection, run_id, after=seen):
+                seen = event.seq
+                yield self._event(event)
+            if not follow or status.is_end:
+                return
+            await asyncio.sleep(_FOLLOW_S)
+
+    async def _connection(self) -> Connection:
+        connection = self._endpoint.connection()
+        await schema.prepare(connection)
+        return connection
+
+    def encode(self, value: Any) -> Any:
+        """The plain value of an application value.
+
+        Raises:
+            NotJsonSafe: It cannot be stored.
+        """
+        return self._codec.encode(value) if self._codec is not None else encode(value, convert=_convert)
+
+    def decode(self, plain: Any) -> Any:
+        """The application value of a plain value."""
+        return self._codec.decode(plain) if self._codec is not None else decode(plain, revive=_revive)
+
+    def _snapshot(self, head: RunHead, frontier: Frontier | None, *, has_output: bool = True) -> RunSnapshot:
+        return RunSnapshot(
+            run_id=head.run_id,
+            workflow=head.workflow,
+            version=head.version,
+            thread_id=head.thread_id,
+            status=head.status.value,
+            generation=head.generation,
+            attempt=head.fence,
+            output=self.decode(head.output) if has_output and head.output is not None else None,
+            error=head.error,
+            frontier=frontier,
+            submitted_at=head.submitted_at,
+            ended_at=head.ended_at,
+        )
+
+    def _frontier(self, stored: StoredFrontier) -> Frontier:
+        return Frontier(
+            run_id=stored.run_id,
+            workflow=stored.workflow,
+            thread_id=stored.thread_id,
+            generation=stored.generation,
+            digest=stored.digest,
+            status=FrontierStatus(stored.status).value,
+            entries=tuple(
+                Question(
+                    activity_id=entry.activity_id,
+                    name=entry.name,
+                    kind=entry.kind.value,
+                    position=entry.position.text,
+                    value=self.decode(entry.value),
+                    response_schema=self.decode(entry.response_schema),
+                )
+                for entry in stored.entries
+            ),
+            opened_at=stored.opened_at,
+            expires_at=stored.expires_at,
+        )
+
+    def _event(self, event: Event) -> Event:
+        data = dict(event.data)
+        if event.type in (EventType.ACTIVITIES_RESOLVED, EventType.FRONTIER_EXPIRED):
+            data["answers"] = {activity_id: self.decode(answer) for activity_id, answer in data["answers"].items()}
+        return replace(event, value=self.decode(event.value), data=data)
+
+
+def _convert(value: object) -> Tagged | None:
+    # LangChain is imported only when a value is one of its objects.
+    if type(value).__module__.partition(".")[0] in ("langchain_core", "langgraph"):
+        return _default_codec().tag(value)
+    return None
+
+
+def _revive(tagged: Tagged) -> object:
+    if tagged.type.partition(":")[0] in ("langchain", "langgraph"):
+        return _default_codec().revive(tagged)
+    return tagged  # a type that only the application knows: shown as it is stored
+
+
+def _default_codec() -> Codec:
+    from mongo_durable.langgraph.codec import Codec
+
+    return Codec()
+
+
+class SyncDurableClient:
+    """`DurableClient` for plain scripts and notebooks: the same methods, blocking. It lives on an event loop of its own thread."""
+
+    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+        if client is not None:
+            raise ConfigurationError("SyncDurableClient takes a uri: an async client belongs to its own event loop")
+        self._thread = LoopThread("mongo_durable-client")
+        self._client = DurableClient(uri, database=database, codec=codec)
+
+    def __enter__(self) -> Self:
+        self._call(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        self._call(self._client.aclose())
+        self._thread.close()
+
+    def submit(self, workflow: str, input: Any, **options: Any) -> SyncRunHandle:
+        """See `DurableClient.submit`."""
+        return SyncRunHandle(self, self._call(self._client.submit(workflow, input, **options)).run_id)
+
+    def get_run(self, run_id: str) -> RunSnapshot:
+        """See `DurableClient.get_run`."""
+        return self._call(self._client.get_run(run_id))
+
+    def list_runs(self, **options: Any) -> list[RunSnapshot]:
+        """See `DurableClient.list_runs`."""
+        return self._call(self._client.list_runs(**options))
+
+    def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
+        """See `DurableClient.wait`."""
+        return self._call(self._client.wait(run_id, timeout=timeout))
+
+    def open_frontiers(self, **options: Any) -> list[Frontier]:
+        """See `DurableClient.open_frontiers`."""
+        return self._call(self._client.open_frontiers(**options))
+
+    def resolve(self, run_id: str, answers: Mapping[str, Any], **options: Any) -> Resolution:
+        """See `DurableClient.resolve`."""
+        return self._call(self._client.resolve(run_id, answers, **options))
+
+    def cancel(self, run_id: str, *, reason: str | None = None) -> RunSnapshot:
+        """See `DurableClient.cancel`."""
+        return self._call(self._client.cancel(run_id, reason=reason))
+
+    def retry(self, run_id: str) -> RunSnapshot:
+        """See `DurableClient.retry`."""
+        return self._call(self._client.retry(run_id))
+
+    def history(self, run_id: str) -> list[Event]:
+        """See `DurableClient.history`."""
+        return self._call(self._client.history(run_id))
+
+    def events(self, run_id: str, *, follow: bool = False) -> Iterator[Event]:
+        """See `DurableClient.events`."""
+        stream = self._client.events(run_id, follow=follow)
+        while True:
+            try:
+                yield self._call(_next(stream))
+            except StopAsyncIteration:
+                return
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._thread.call(coroutine)
+
+
+async def _next(stream: AsyncIterator[T]) -> T:
+    return await anext(stream)
+
+
+class SyncRunHandle:
+    """A submitted run, for synchronous code."""
+
+    def __init__(self, client: SyncDurableClient, run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+
+    def wait(self, timeout: float | None = None) -> RunSnapshot:
+        """See `DurableClient.wait`."""
+        return self._client.wait(self.run_id, timeout=timeout)
+
+    def get(self) -> RunSnapshot:
+        """The run as it is now."""
+        return self._client.get_run(self.run_id)

@@ -1,0 +1,463 @@
+"""One attempt: one process's try at a run, under one fence.
+
+It holds the run's history, the channel through which it appends, and what it has met so far. Everything here runs on one event loop; graph threads
+cross over to it. Any verdict that ends the attempt (superseded, diverged, refused) is remembered and raised again at every later call, because
+user code can swallow any exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import tenacity
+
+from mongo_durable.engine.policy import OnUnknownOutcome
+from mongo_durable.engine.process import Process
+from mongo_durable.errors import DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
+from mongo_durable.protocol.events import ActivityKind, Event, EventType
+from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
+from mongo_durable.protocol.history import History, fold
+from mongo_durable.protocol.identity import Position, activity_id
+from mongo_durable.protocol.replay import (
+    UNKNOWN_OUTCOME,
+    ConsumeFrontier,
+    DecideUnknown,
+    ReturnOutcome,
+    RunBody,
+    StayPending,
+    TakeVerdict,
+    check_end,
+    check_step,
+    choose_ordinal,
+    decide_start,
+    match_frontier,
+    step_digest,
+)
+from mongo_durable.store import events, frontiers, runs
+from mongo_durable.store.appender import Channel
+from mongo_durable.store.claims import Claim
+from mongo_durable.store.documents import StoredFrontier
+from mongo_durable.store.heartbeat import Lease
+from mongo_durable.store.payloads import move_out
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_STORE_PATIENCE_S = 60.0
+
+VERDICT_SCHEMA: dict[str, Any] = {
+    "oneOf": [
+        {
+            "title": "It happened; this was its result",
+            "type": "object",
+            "required": ["verdict", "result"],
+            "properties": {"verdict": {"const": "completed"}, "result": {}},
+            "additionalProperties": False,
+        },
+        {
+            "title": "It did not happen; run it",
+            "type": "object",
+            "required": ["verdict"],
+            "properties": {"verdict": {"const": "rerun"}},
+            "additionalProperties": False,
+        },
+        {
+            "title": "Fail the run",
+            "type": "object",
+            "required": ["verdict"],
+            "properties": {"verdict": {"const": "fail"}, "reason": {"type": "string"}},
+            "additionalProperties": False,
+        },
+    ]
+}
+"""What a person answers when a process died inside an effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCall:
+    """An effect that the code has reached.
+
+    Attributes:
+        input: Plain value, shown to people with the start; None where it would be stored again and again (a model's messages).
+        is_start_awaited: Whether the start must be committed before the body runs (I4). Not for a model call, which may be paid twice.
+    """
+
+    position: Position
+    kind: ActivityKind
+    name: str
+    input_digest: str
+    input: Any = None
+    on_unknown_outcome: OnUnknownOutcome
+    is_start_awaited: bool = True
+    is_overlapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """The body may run now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The outcome stands in the history: a completed value, or an error to raise."""
+
+    outcome: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Pend:
+    """The activity pends on these questions; its body does not run."""
+
+    pending: Mapping[Position, Pending]
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A person said that the effect happened, with this result (plain value); the caller records it as the outcome."""
+
+    result: Any
+
+
+StartResult = Execute | Recorded | Pend | Happened
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A suspended activity at rest. `entry` is None where it was taken from a recorded frontier."""
+
+    digest: str
+    entry: FrontierEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The run waits for answers; the attempt is over."""
+
+    frontier: StoredFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The replay passed a recorded frontier: its answers by position."""
+
+    answers: Mapping[Position, Any]
+
+
+class Attempt:
+    """One process's try at a run.
+
+    Attributes:
+        history: All events, this attempt's own included as soon as they are enqueued.
+        consumed: How many recorded frontiers this replay has passed.
+        answers: Answers of the frontiers that were passed, by position.
+        failure: The verdict that ended the attempt, or None.
+    """
+
+    def __init__(self, process: Process, lease: Lease, claimed: Claim, history: History) -> None:
+        self.run_id = claimed.head.run_id
+        self.claimed = claimed
+        self.history = history
+        self.fence = claimed.head.fence
+        self.consumed = 0
+        self.answers: dict[Position, Any] = {}
+        self.failure: DurableError | None = None
+        self.executed = 0
+        self.replayed = 0
+        self.loop = asyncio.get_running_loop()
+        self._process = process
+        self._lease = lease
+        self._channel = Channel(self.run_id, self.fence, claimed.seq)
+        self._reached: dict[int, set[str]] = {}
+        self._unacknowledged: dict[str, asyncio.Future[int]] = {}
+
+    @classmethod
+    async def begin(cls, process: Process, lease: Lease, claimed: Claim) -> Attempt:
+        """Read the history of a claimed run. One query, whatever its length.
+
+        Raises:
+            CorruptHistory: It breaks the protocol.
+        """
+        recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+        return cls(process, lease, claimed, fold(claimed.head.run_id, recorded))
+
+    def check(self) -> None:
+        """Raise the verdict that ended this attempt, if there is one.
+
+        Raises:
+            DurableError: The attempt is over.
+        """
+        if self.failure is None:
+            self.failure = self._channel.ended
+        if self.failure is None and self._lease.is_lost:
+            self.failure = LeaseLost(f"run {self.run_id}: this process was declared dead; another may have the run", run_id=self.run_id)
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, reason: DurableError) -> DurableError:
+        """End the attempt: nothing more is started or recorded. The first reason stands and is returned."""
+        if self.failure is None:
+            self.failure = reason.with_run(self.run_id)
+        self._channel.end(self.failure)
+        return self.failure
+
+    def remember(self, failure: DurableError) -> DurableError:
+        """Keep a refusal or divergence, so that swallowing it changes nothing; the attempt can still end its run. The first one stands."""
+        if self.failure is None:
+            self.failure = failure.with_run(self.run_id)
+        return self.failure
+
+    def choose_ordinal(
+        self,
+        path: tuple[str, ...],
+        step: int,
+        next_number: int,
+        used: Iterable[str],
+        is_overlapping: bool,
+        kind: ActivityKind,
+        name: str,
+        digest: str,
+    ) -> str:
+        """See `protocol.replay.choose_ordinal`."""
+        return choose_ordinal(self.history, path, step, next_number, frozenset(used), is_overlapping, kind, name, digest)
+
+    async def start(self, call: ActivityCall) -> StartResult:
+        """Decide what becomes of an effect that the code has reached, and commit its start where the body may run.
+
+        Raises:
+            NondeterminismError: The history has something else here.
+            LeaseLost: This process may start no effect now.
+            UnknownOutcome: A process died inside it, and its policy or a person said to fail.
+            AttemptOver, StoreError: The attempt is over.
+
+        Writes: `activity.started`, unless the history says that nothing is to run.
+        Invariants: I2, I4, I7.
+        """
+        self.check()
+        position = call.position
+        text = position.text
+        if not self.history.is_nested(position):
+            self._reached.setdefault(position.step, set()).add(text)
+        try:
+            decision = decide_start(self.history, position, call.kind, call.name, call.input_digest, fence=self.fence, consumed=self.consumed)
+        except DurableError as failure:
+            raise self.remember(failure) from None
+        match decision:
+            case StayPending(frontier, positions):
+                return Pend({each: Pending(frontier.entries[each]) for each in positions})
+            case ReturnOutcome(outcome):
+                if (acknowledged := self._unacknowledged.get(text)) is not None:
+                    await asyncio.shield(acknowledged)
+                else:
+                    self.replayed += 1
+                return Recorded(outcome)
+            case RunBody(is_recorded=True):
+                self._check_lease()
+                return Execute()
+            case TakeVerdict(verdict):
+                return await self._follow(call, verdict)
+            case DecideUnknown(question):
+                return await self._decide_unknown(call, question)
+            case RunBody():
+                return await self._execute(call)
+
+    async def _execute(self, call: ActivityCall) -> Execute:
+        stored_input = await move_out(self._process.connection, self.run_id, call.input) if call.input is not None else None
+        acknowledged = self._append(
+            EventType.ACTIVITY_STARTED,
+            is_awaited=call.is_start_awaited,
+            position=call.position,
+            kind=call.kind,
+            name=call.name,
+            input_digest=call.input_digest,
+            value=stored_input,
+            data={"is_overlapped": True} if call.is_overlapped else {},
+        )
+        if call.is_start_awaited:
+            await self._settled(acknowledged)
+        # The acknowledgement proved the fence; the lease is checked as late as can be, because a stopped process may go on right here.
+        self._check_lease()
+        self.executed += 1
+        return Execute()
+
+    async def _decide_unknown(self, call: ActivityCall, question: Position) -> StartResult:
+        match call.on_unknown_outcome:
+            case "rerun":
+                return await self._execute(call)
+            case "fail":
+                raise self.remember(_unknown_outcome(call, "its policy is to fail"))
+            case "suspend":
+                asked = {
+                    "question": f"A process died while {call.name!r} ran. Did it happen?",
+                    "kind": str(call.kind),
+                    "name": call.name,
+                    "input": call.input,
+                    "position": call.position.text,
+                    "idempotency_key": activity_id(self.run_id, call.position),
+                }
+                entry = frontier_entry(self.run_id, question, ActivityKind.INTERRUPT, UNKNOWN_OUTCOME, asked, VERDICT_SCHEMA)
+                return Pend({question: Pending(entry.digest, entry)})
+
+    async def _follow(self, call: ActivityCall, verdict: Any) -> StartResult:
+        match verdict:
+            case {"verdict": "completed", "result": result}:
+                return Happened(result)
+            case {"verdict": "rerun"}:
+                return await self._execute(call)
+            case {"verdict": "fail"}:
+                raise self.remember(_unknown_outcome(call, f"a person decided to fail: {verdict.get('reason', 'no reason given')}"))
+            case _:
+                # The answer was validated before it was stored; a hand-written one may still be anything.
+                activity = activity_id(self.run_id, call.position)
+                raise self.remember(
+                    InvalidAnswer(f"at {call.position}: the answer is no verdict on whether it happened", activity_id=activity, errors=[])
+                )
+
+    async def complete(self, call: ActivityCall, value: Any) -> None:
+        """Record the result of an effect. When this returns it is durable.
+
+        Args:
+            value: Plain value.
+
+        Writes: `activity.completed`; payload chunks before it.
+        Invariants: I2, I3, I10.
+        """
+        stored = await move_out(self._process.connection, self.run_id, value)
+        await self._record(call, EventType.ACTIVITY_COMPLETED, stored, value, None)
+
+    async def fail(self, call: ActivityCall, error: Mapping[str, Any]) -> None:
+        """Record that an effect failed, by the type and message of its error. A replay raises the same.
+
+        Writes: `activity.failed`.
+        """
+        await self._record(call, EventType.ACTIVITY_FAILED, None, None, error)
+
+    async def _record(self, call: ActivityCall, event_type: EventType, stored: Any, value: Any, error: Mapping[str, Any] | None) -> None:
+        self.check()
+        text = call.position.text
+        acknowledged = self._append(event_type, is_awaited=True, position=call.position, value=stored, error=error, kind=call.kind, name=call.name)
+        recorded = self.history.activities[text].outcome
+        if recorded is not None and stored is not value:
+            object.__setattr__(recorded, "value", value)  # this attempt keeps the value itself, not the reference to its chunks
+        self._unacknowledged[text] = acknowledged
+        await self._settled(acknowledged)
+        self._unacknowledged.pop(text, None)
+
+    def finalize_step(self, step: int) -> None:
+        """Seal root step `step`: queued, not awaited. On replay it is compared, not written again.
+
+        Raises:
+            NondeterminismError: The step did not reach exactly the recorded activities.
+        """
+        self.check()
+        reached = self._reached.get(step, set())
+        try:
+            is_sealed = check_step(self.history, step, reached)
+        except DurableError as failure:
+            raise self.remember(failure) from None
+        if not is_sealed:
+            data = {"step": step, "activities": len(reached), "digest": step_digest(reached)}
+            self._append(EventType.STEP_COMMITTED, is_awaited=False, data=data)
+
+    async def rest(self, pending: Mapping[Position, Pending], expires_in: timedelta | None = None) -> Suspended | Answered:
+        """The graph has come to rest on these questions: pass the next recorded frontier, or suspend the run on a new one.
+
+        Raises:
+            NondeterminismError: The history has another frontier here.
+            AttemptOver, StoreError: The attempt is over.
+        """
+        self.check()
+        try:
+            decision = match_frontier(self.history, self.consumed, {position: each.digest for position, each in pending.items()})
+        except DurableError as failure:
+            raise self.remember(failure) from None
+        if isinstance(decision, ConsumeFrontier):
+            self.consumed += 1
+            self.answers.update(decision.answers)
+            return Answered(decision.answers)
+        entries = [each.entry for each in pending.values() if each.entry is not None]
+        await self._process.appender.drain(self._channel)
+        frontier = await self._patiently(lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, expires_in))
+        return Suspended(frontier)
+
+    async def end(self, ending: runs.Ending) -> None:
+        """End the run under this attempt's fence.
+
+        Raises:
+            AttemptOver, StoreError: The attempt is over; how the run ends is not this attempt's to say.
+        """
+        await self._process.appender.drain(self._channel)
+        await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, ending))
+
+    def check_end(self, last_step: int) -> None:
+        """Whether a graph that ended at root step `last_step` has passed everything recorded.
+
+        Raises:
+            NondeterminismError: It has not.
+        """
+        self.check()
+        try:
+            check_end(self.history, self.consumed, last_step)
+        except DurableError as failure:
+            raise self.remember(failure) from None
+
+    async def release(self) -> None:
+        """Give the run back, so that another attempt can go on at once. What this attempt has recorded stays.
+
+        Raises:
+            AttemptOver, StoreError: The attempt is over already.
+        """
+        await self._process.appender.drain(self._channel)
+        await runs.release(self._process.connection, self.claimed)
+
+    def _append(self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, **fields: Any) -> asyncio.Future[int]:
+        event = Event(
+            run_id=self.run_id,
+            seq=self._channel.seq + 1,
+            fence=self.fence,
+            type=event_type,
+            at=datetime.now(UTC),
+            position=position,
+            activity_id=activity_id(self.run_id, position) if position is not None else None,
+            **fields,
+        )
+        acknowledged = self._process.appender.append(self._channel, event, is_awaited=is_awaited)
+        self.history.apply(event)
+        return acknowledged
+
+    async def _settled(self, acknowledged: asyncio.Future[int]) -> None:
+        # Shielded: when the graph's task is cancelled, the event is still in the air and must be accounted for.
+        await asyncio.shield(acknowledged)
+
+    def _check_lease(self) -> None:
+        if not self._lease.is_valid:
+            raise self.stop(
+                LeaseLost(
+                    f"run {self.run_id}: this process has not reached MongoDB for longer than its lease; it starts no effect", run_id=self.run_id
+                )
+            )
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a head transaction that is safe to repeat while the store is unavailable or its answers get lost."""
+
+        async def tried() -> T:
+            return await call()
+
+        return await tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
+            stop=tenacity.stop_after_delay(_STORE_PATIENCE_S),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )(tried)
+
+
+def _unknown_outcome(call: ActivityCall, why: str) -> UnknownOutcome:
+    return UnknownOutcome(
+        f"at {call.position}: a process died while {call.kind} {call.name!r} ran, and {why}; check the outside system, then retry or cancel the run",
+        position=call.position.text,
+        name=call.name,
+    )

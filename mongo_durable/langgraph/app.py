@@ -1,0 +1,604 @@
+"""`App`: a named, versioned workflow. It makes models, tools and other effects durable, and runs the graph in LangGraph's own shape."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import inspect
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar, overload
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.tools import BaseTool
+from langchain_core.tools import tool as langchain_tool
+from langgraph.graph import StateGraph
+from langgraph.types import Command, Interrupt
+
+from mongo_durable.engine.attempt import Attempt
+from mongo_durable.engine.loop_thread import LoopThread
+from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, check_on_unknown_outcome
+from mongo_durable.engine.process import DEFAULT_LEASE, Process
+from mongo_durable.engine.resolving import resolve
+from mongo_durable.errors import (
+    AttemptOver,
+    ConfigurationError,
+    CorruptHistory,
+    DurableError,
+    NondeterminismError,
+    RunError,
+    RunFailed,
+    RunNotClaimable,
+    RunNotFound,
+    StoreError,
+)
+from mongo_durable.langgraph import tool_node as tool_nodes
+from mongo_durable.langgraph.checkpointer import DurableCheckpointer
+from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.crossing import is_on_a_loop
+from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
+from mongo_durable.langgraph.effects import Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.models import DurableModel, durable_model
+from mongo_durable.langgraph.scope import current_session, here
+from mongo_durable.langgraph.tools import DurableTool
+from mongo_durable.langgraph.topology import check_call, check_graph
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import ActivityKind, EventType, RunStatus
+from mongo_durable.store import frontiers, heads, runs, schema
+from mongo_durable.store.claims import Claim, claim, dead_owners
+from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
+from mongo_durable.store.documents import RunHead, StoredFrontier
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+URI_VARIABLE = "MONGO_DURABLE_URI"
+DATABASE_VARIABLE = "MONGO_DURABLE_DATABASE"
+_LOOK_AGAIN_S = 2.0
+
+
+@functools.cache
+def _engine_loop() -> LoopThread:
+    """The event loop on which the engine lives for synchronous callers: one a process."""
+    thread = LoopThread("mongo_durable-engine")
+    atexit.register(thread.close)
+    return thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A claimed attempt with its driver, ready to run in either colour."""
+
+    process: Process
+    attempt: Attempt
+    driver: Driver
+
+
+class App:
+    """A workflow: a graph under a name and a version, whose effects are durable.
+
+    Args:
+        name: Of the workflow; with the version, what a runner serves.
+        version: A run belongs to the version that started it.
+        uri: MongoDB URI; None takes `MONGO_DURABLE_URI`.
+        database: Database name; None takes `MONGO_DURABLE_DATABASE`, else `mongo_durable`.
+        client: A client that the application holds (`AsyncMongoClient` or `AsyncIOMotorClient`), instead of a URI.
+        types: Pydantic models, dataclasses, enums and exceptions of the application that may stand in inputs, outputs and results.
+        sync: The graph is synchronous: a runner runs it in a thread, as `invoke` does.
+        lease: How long this process may be silent before others take its runs over.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        version: str = "1",
+        uri: str | None = None,
+        database: str | None = None,
+        client: Any = None,
+        types: Iterable[type] = (),
+        sync: bool = False,
+        lease: timedelta = DEFAULT_LEASE,
+    ) -> None:
+        if not name or not version:
+            raise ConfigurationError("an App needs a name and a version")
+        self.name = name
+        self.version = version
+        self.is_sync = sync
+        self.codec = Codec(types)
+        self._uri = uri
+        self._database = database
+        self._client = client
+        self._lease = lease
+        self._tools: dict[str, DurableTool] = {}
+        self._build: Callable[[], Any] | None = None
+        self._graph: Any = None
+        self._topology: str | None = None
+        self._endpoint: Endpoint | None = None
+        self._processes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Process] = weakref.WeakKeyDictionary()
+
+    # -- where the database is ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The database of this app.
+
+        Raises:
+            ConfigurationError: Neither uri, client nor `MONGO_DURABLE_URI` was given.
+        """
+        if self._endpoint is None:
+            uri = self._uri or (os.environ.get(URI_VARIABLE) if self._client is None else None)
+            self._endpoint = Endpoint(uri, self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE), self._client)
+        return self._endpoint
+
+    def process(self) -> Process:
+        """What this process shares between the app's runs, on the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._processes.get(loop)
+        if found is None or found.connection.is_closed:
+            found = self._processes[loop] = Process(self.endpoint, self._lease)
+        return found
+
+    def use_process(self, process: Process) -> None:
+        """Share a runner's process on the running loop instead of having an own one."""
+        self._processes[asyncio.get_running_loop()] = process
+
+    async def aclose(self) -> None:
+        """Give up the lease and close the connection of the running loop. A client that the application gave stays open."""
+        process = self._processes.pop(asyncio.get_running_loop(), None)
+        if process is not None:
+            await process.aclose()
+        if self._endpoint is not None:
+            await self._endpoint.aclose()
+
+    def close(self) -> None:
+        """The same for synchronous use."""
+        _engine_loop().call(self.aclose())
+
+    # -- making effects durable -----------------------------------------------------------------------------------------------------------------
+
+    @overload
+    def tool(self, function: Callable[..., Any] | BaseTool, /) -> DurableTool: ...
+    @overload
+    def tool(
+        self,
+        /,
+        *,
+        on_unknown_outcome: OnUnknownOutcome | None = None,
+        idempotent: bool = False,
+        retry: RetryPolicy | None = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., Any] | BaseTool], DurableTool]: ...
+
+    def tool(
+        self,
+        function: Callable[..., Any] | BaseTool | None = None,
+        /,
+        *,
+        on_unknown_outcome: OnUnknownOutcome | None = None,
+        idempotent: bool = False,
+        retry: RetryPolicy | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make a function or a LangChain tool durable: each call is recorded once and never executed again.
+
+        Args:
+            on_unknown_outcome: What to do when a process died inside the body: "rerun", "fail", or "suspend" (ask a person whether it happened).
+                None means "rerun" for idempotent tools, "suspend" for others.
+            idempotent: Running it twice does no harm.
+            retry: Tries inside one call, before its outcome is recorded.
+            options: For LangChain's `tool` decorator, when a function is given.
+        """
+        unknown: OnUnknownOutcome = on_unknown_outcome or ("rerun" if idempotent else "suspend")
+        check_on_unknown_outcome(unknown)
+
+        def wrap(target: Callable[..., Any] | BaseTool) -> DurableTool:
+            if isinstance(target, DurableTool):
+                return target
+            inner: BaseTool = target if isinstance(target, BaseTool) else langchain_tool(**options)(target) if options else langchain_tool(target)
+            if inner.name in self._tools:
+                raise ConfigurationError(f"app {self.name!r} has a tool named {inner.name!r} already: give one of them another name")
+            wrapped = DurableTool(
+                name=inner.name,
+                description=inner.description,
+                args_schema=inner.args_schema,
+                return_direct=inner.return_direct,
+                response_format=inner.response_format,
+                tags=inner.tags,
+                metadata=inner.metadata,
+                inner=inner,
+                codec=self.codec,
+                policy=Policy(on_unknown_outcome=unknown, retry=retry),
+                is_wrapped=self._tools.__contains__,
+            )
+            self._tools[inner.name] = wrapped
+            return wrapped
+
+        return wrap if function is None else wrap(function)
+
+    def get_tools(self) -> list[BaseTool]:
+        """The app's durable tools, in the order in which they were made."""
+        return list(self._tools.values())
+
+    def llm(
+        self,
+        model: BaseChatModel,
+        *,
+        on_unknown_outcome: OnUnknownOutcome = "rerun",
+        retry: RetryPolicy | None = None,
+        name: str | None = None,
+    ) -> DurableModel:
+        """Make a chat model durable: each call is recorded once; a replay does not call the provider.
+
+        Args:
+            on_unknown_outcome: As for `tool`. "rerun" may pay for a call twice.
+            retry: Tries inside one call (a provider's 429), before its outcome is recorded.
+            name: What the history calls it; None takes the model's own name.
+        """
+        check_on_unknown_outcome(on_unknown_outcome)
+        policy = Policy(on_unknown_outcome=on_unknown_outcome, retry=retry, is_start_awaited=on_unknown_outcome != "rerun")
+        return durable_model(model, self.codec, policy, name)
+
+    @overload
+    def activity(self, function: Callable[P, T], /) -> Callable[P, T]: ...
+    @overload
+    def activity(
+        self,
+        /,
+        *,
+        on_unknown_outcome: OnUnknownOutcome | None = None,
+        idempotent: bool = False,
+        retry: RetryPolicy | None = None,
+        name: str | None = None,
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+    def activity(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        on_unknown_outcome: OnUnknownOutcome | None = None,
+        idempotent: bool = False,
+        retry: RetryPolicy | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """Make any other effect of a node durable.
+
+        An async function stays one. A synchronous function is called as before in a synchronous node; in an async node its call is awaited, and
+        runs in a thread. Arguments and result have to be JSON-safe, messages, or of registered types. An activity cannot interrupt; a tool or a
+        node can.
+
+        Args:
+            on_unknown_outcome, idempotent, retry: As for `tool`.
+            name: What the history calls it; None takes the function's name.
+        """
+        unknown: OnUnknownOutcome = on_unknown_outcome or ("rerun" if idempotent else "suspend")
+        check_on_unknown_outcome(unknown)
+        policy = Policy(on_unknown_outcome=unknown, retry=retry)
+
+        def wrap(target: Callable[..., Any]) -> Callable[..., Any]:
+            return _durable_function(target, name or target.__name__, policy, self.codec)
+
+        return wrap if function is None else wrap(function)
+
+    def tool_node(self, tools: Sequence[BaseTool | Callable[..., Any]] | None = None, **options: Any) -> RunnableLambda[Any, Any]:
+        """A ToolNode whose calls interrupt and resume each on its own; None takes all tools of the app."""
+        return tool_nodes.tool_node(self.get_tools() if tools is None else tools, **options)
+
+    async def gather(self, *functions: Callable[[], Awaitable[Any]]) -> list[Any]:
+        """Run functions without arguments at once in a body, each as a branch whose effects and interrupts are its own."""
+        return await tool_nodes.gather(self.codec, functions)
+
+    def checkpointer(self) -> DurableCheckpointer:
+        """What a graph of this app may be compiled with. The driver puts its own scratch in its place for each attempt."""
+        return DurableCheckpointer()
+
+    # -- the graph ------------------------------------------------------------------------------------------------------------------------------
+
+    def entrypoint(self, build: Callable[[], Any]) -> Callable[[], Any]:
+        """Name the function that builds the graph: a StateGraph or a compiled graph. It is called once a process."""
+        if self._build is not None:
+            raise ConfigurationError(f"app {self.name!r} has an entrypoint already")
+        self._build = build
+        return build
+
+    def graph(self) -> Any:
+        """The compiled graph, checked.
+
+        Raises:
+            UnsupportedGraph: It has a shape that cannot be made durable.
+        """
+        if self._graph is None:
+            if self._build is None:
+                raise ConfigurationError(f"app {self.name!r} has no graph: decorate the function that builds it with @app.entrypoint")
+            built = self._build()
+            self._graph = check_graph(built.compile() if isinstance(built, StateGraph) else built)
+            drawn = self._graph.get_graph()
+            edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
+            self._topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]
+        return self._graph
+
+    @property
+    def code_version(self) -> str:
+        """Name, version and shape of the graph that this process has, recorded with each attempt."""
+        self.graph()
+        return f"{self.name}:{self.version}:{self._topology}"
+
+    # -- LangGraph's own shape ------------------------------------------------------------------------------------------------------------------
+
+    async def ainvoke(
+        self, input: Any, config: RunnableConfig | None = None, *, context: Any = None, run_id: str | None = None, **options: Any
+    ) -> Any:
+        """Run the graph durably, from a new input or from answers, to its end or to its next interrupt.
+
+        Args:
+            input: The graph's input; `Command(resume={activity_id: answer})` answers the open frontier of the thread's run (a bare value does if it
+                has one question); None goes on with the thread's live run.
+            config: LangGraph's; `configurable.thread_id` names the thread. JSON-safe values in `configurable` are stored with the run.
+            context: The graph's context, JSON-safe or of a registered type; stored with the run.
+            run_id: Name of the new run; the same name again is the same run.
+
+        Returns:
+            The graph's output; with `__interrupt__`, whose ids are stable activity ids, if the run is suspended.
+
+        Raises:
+            ThreadBusy: Another run is live on the thread.
+            DurableError: See `mongo_durable.errors`.
+            Exception: What the graph raised; the run has failed.
+        """
+        work = await self._open(input, config, context, run_id, options)
+        return await self._run(work) if isinstance(work, _Work) else work
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, *, context: Any = None, run_id: str | None = None, **options: Any) -> Any:
+        """The same for a synchronous caller. The graph runs in this thread."""
+        engine = _engine_loop()
+        work = engine.call(self._open(input, config, context, run_id, options))
+        if not isinstance(work, _Work):
+            return work
+        try:
+            reached = work.driver.run()
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise engine.call(self._conclude(work, error)) from None
+        finally:
+            work.process.running.pop(work.attempt.run_id, None)
+        return reached.output
+
+    async def execute(self, process: Process, claimed: Claim) -> None:
+        """Run one attempt of a claimed run to its rest; for a runner.
+
+        Raises:
+            DurableError: The attempt is over without having brought the run to a rest.
+        """
+        work = await self._begin(process, claimed, None)
+        if work is None:
+            return
+        try:
+            await self._run(work)
+        except (AttemptOver, StoreError):
+            raise
+        except Exception:
+            # The run has failed or diverged: that is recorded, and no concern of the runner.
+            log.info("run %s ended with an error", claimed.head.run_id, exc_info=True)
+
+    async def _open(
+        self, graph_input: Any, config: RunnableConfig | None, context: Any, run_id: str | None, options: Mapping[str, Any]
+    ) -> _Work | Any:
+        config = config or {}
+        check_call(graph_input, options, config)
+        if unknown := sorted(name for name in options if options[name] is not None):
+            raise ConfigurationError(f"unknown option {unknown[0]!r}")
+        self.graph()
+        process = self.process()
+        await schema.prepare(process.connection)
+        thread_id = config.get("configurable", {}).get("thread_id")
+        local: RunnableConfig = {name: value for name, value in config.items() if name in _LOCAL_CONFIG}  # type: ignore[assignment]
+        if isinstance(graph_input, Command):
+            run = await self._active_run(process, thread_id, run_id)
+            await self._resume(process, run, graph_input.resume)
+            return await self._take(process, run, local)
+        if graph_input is None:
+            return await self._take(process, await self._active_run(process, thread_id, run_id), local)
+        run = run_id or str(uuid.uuid4())
+        submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
+        lease = await process.lease()
+        process.running[run] = None
+        try:
+            accepted = await runs.submit(process.connection, submission, owner=lease.owner, code_version=self.code_version)
+            if isinstance(accepted, Claim):
+                work = await self._begin(process, accepted, local)
+                if work is not None:
+                    return work
+        except BaseException:
+            process.running.pop(run, None)
+            raise
+        process.running.pop(run, None)
+        return await self._take(process, run, local)
+
+    def submission(self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None) -> runs.Submission:
+        """What is stored of a new run.
+
+        Raises:
+            NotJsonSafe: Something in input, `configurable` or context cannot be stored.
+        """
+        config = config or {}
+        configurable = {name: value for name, value in config.get("configurable", {}).items() if name != "thread_id" and not name.startswith("__")}
+        settings = {"configurable": configurable, "context": context, "recursion_limit": config.get("recursion_limit")}
+        return runs.Submission(
+            run_id=run_id,
+            workflow=self.name,
+            version=self.version,
+            thread_id=thread_id,
+            input=self.codec.encode(graph_input),
+            settings=self.codec.encode({name: value for name, value in settings.items() if value not in (None, {})}),
+            topology=self._topology,
+        )
+
+    async def _active_run(self, process: Process, thread_id: Any, run_id: str | None) -> str:
+        if run_id is not None:
+            return run_id
+        if thread_id is None:
+            raise ConfigurationError("config needs configurable.thread_id (or give run_id=) to say which run goes on")
+        found = await runs.active_run(process.connection, str(thread_id))
+        if found is None:
+            raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
+        return found
+
+    async def _resume(self, process: Process, run_id: str, answer: Any) -> None:
+        frontier = await frontiers.current(process.connection, run_id)
+        await resolve(process.connection, run_id, self._answers(frontier, answer))
+
+    def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
+        if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
+            return {key: self.codec.encode(value) for key, value in answer.items()}
+        if len(frontier.entries) == 1:
+            return {frontier.entries[0].activity_id: self.codec.encode(answer)}
+        raise ConfigurationError(
+            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
+        )
+
+    async def _take(self, process: Process, run_id: str, local: RunnableConfig) -> _Work | Any:
+        """Claim a run, or wait until whoever has it brings it to a rest."""
+        async with process.wakeups.listen(run_id) as listener:
+            while True:
+                head = await heads.get(process.connection, run_id)
+                if (head.workflow, head.version) != (self.name, self.version):
+                    raise RunError(
+                        f"run {run_id} belongs to workflow {head.workflow!r} version {head.version!r}; this app is {self.name!r} {self.version!r}",
+                        run_id=run_id,
+                    )
+                if head.status.is_rest:
+                    return await self._result(process, head)
+                try:
+                    work = await self._claim(process, head, local)
+                except RunNotClaimable:
+                    await listener.wait(_LOOK_AGAIN_S)
+                    continue
+                if work is not None:
+                    return work
+
+    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig) -> _Work | None:
+        lease = await process.lease()
+        run_id = head.run_id
+        if run_id in process.running:
+            raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
+        gone = [*await dead_owners(process.connection), lease.owner] if head.status is RunStatus.RUNNING else []
+        process.running[run_id] = None
+        try:
+            claimed = await claim(process.connection, run_id, lease.owner, dead_owners=gone, code_version=self.code_version)
+            return await self._begin(process, claimed, local)
+        except BaseException:
+            process.running.pop(run_id, None)
+            raise
+
+    async def _result(self, process: Process, head: RunHead) -> Any:
+        """What a caller gets for a run that another process brought to its rest."""
+        if head.status is RunStatus.COMPLETED:
+            return self.codec.decode(head.output)
+        if head.status is RunStatus.SUSPENDED:
+            frontier = await frontiers.current(process.connection, head.run_id)
+            return {"__interrupt__": [Interrupt(value=self.codec.decode(entry.value), id=entry.activity_id) for entry in frontier.entries]}
+        error = head.error or {}
+        raise RunFailed(
+            f"run {head.run_id} is {head.status}: {error.get('type', 'no error recorded')}",
+            run_id=head.run_id,
+            status=str(head.status),
+            error=dict(error),
+        )
+
+    async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None) -> _Work | None:
+        """Prepare a claimed attempt; None if its run was to be cancelled, and now is."""
+        if claimed.head.is_cancel_requested:
+            await runs.end_cancelled(process.connection, claimed)
+            process.running.pop(claimed.head.run_id, None)
+            return None
+        attempt = await Attempt.begin(process, await process.lease(), claimed)
+        process.running[claimed.head.run_id] = attempt
+        base = await runs.thread_state(process.connection, claimed.head)
+        settings = self.codec.decode(claimed.head.settings)
+        return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base))
+
+    async def _run(self, work: _Work) -> Any:
+        try:
+            reached: Ended | AtFrontier
+            # A task of its own: its context variables must not reach the caller's.
+            running = asyncio.create_task(work.driver.run_async()) if not self.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
+            try:
+                reached = await running
+            except asyncio.CancelledError:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                raise
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise await asyncio.shield(asyncio.ensure_future(self._conclude(work, error))) from None
+        finally:
+            work.process.running.pop(work.attempt.run_id, None)
+        return reached.output
+
+    async def _conclude(self, work: _Work, raised: BaseException) -> BaseException:
+        """Give the run the end that the attempt's failure means, and return what the caller is to see."""
+        attempt = work.attempt
+        error: BaseException = unwrap(raised)
+        if attempt.failure is not None:
+            error = attempt.failure  # the verdict stands, whatever user code made of it
+        try:
+            match error:
+                case CorruptHistory() | AttemptOver():
+                    pass
+                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit():
+                    await attempt.release()
+                case NondeterminismError():
+                    described = {"type": type(error).__name__, "message": error.message}
+                    data = {"position": error.position, "expected": error.expected, "found": error.found, "code_version": self.code_version}
+                    await attempt.end(runs.Ending(type=EventType.RUN_DIVERGED, error=described | data, data=data))
+                case Exception():
+                    await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error=self.codec.describe_error(error)))
+        except (AttemptOver, StoreError) as failure:
+            log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
+        attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
+        return error
+
+
+_LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})
+
+
+def _durable_function(target: Callable[..., Any], name: str, policy: Policy, codec: Codec) -> Callable[..., Any]:
+    signature = inspect.signature(target)
+    is_async = inspect.iscoroutinefunction(target)
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = current_session()
+        if session is None:
+            return None
+        given = signature.bind(*args, **kwargs).arguments
+        plain = codec.encode(dict(given))
+        return start_effect(session, codec, here(), ActivityKind.ACTIVITY, name, plain, policy, shown_input=plain)
+
+    def call_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+        # The position is taken when the function is called, not when its coroutine first runs.
+        effect = begin(args, kwargs)
+
+        async def body(_: object) -> Any:
+            return await (target(*args, **kwargs) if is_async else asyncio.to_thread(target, *args, **kwargs))
+
+        async def run() -> Any:
+            return await body(None) if effect is None else await run_effect_async(effect, body)
+
+        return run()
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_async or (current_session() is not None and is_on_a_loop()):
+            return call_async(args, kwargs)
+        effect = begin(args, kwargs)
+        return target(*args, **kwargs) if effect is None else run_effect(effect, lambda _: target(*args, **kwargs))
+
+    return call

@@ -1,0 +1,199 @@
+"""The driver: runs a graph as one attempt, from its original input to its end or to a frontier without answers.
+
+    run the graph ─> at rest: what pends? ─┬─ nothing: the end
+          ^                                ├─ the next recorded frontier: hand each answer to its interrupt, by position ──┐
+          │                                └─ something new: suspend                                                       │
+          └────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+
+`Driver.rest` decides; the loops around it differ only in colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt
+
+from mongo_durable.engine.attempt import Answered, Attempt, Pending, Suspended
+from mongo_durable.errors import DurableError, UnsupportedGraph
+from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.control import DurableSignal, is_marker
+from mongo_durable.langgraph.crossing import await_on_loop
+from mongo_durable.langgraph.messages import stamp
+from mongo_durable.langgraph.questions import native_interrupts, question_entry
+from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
+from mongo_durable.langgraph.seams import STRICT_RESUME_KEY
+from mongo_durable.protocol.events import EventType
+from mongo_durable.protocol.identity import Position
+from mongo_durable.store.documents import StoredFrontier
+from mongo_durable.store.runs import Ending, ThreadState
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The graph has ended with this output; the run is completed."""
+
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AtFrontier:
+    """The run is suspended; `output` is what LangGraph returned so far."""
+
+    output: Any
+    frontier: StoredFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class _GoOn:
+    command: Command[Any] | None
+
+
+class Driver:
+    """One attempt's run of a graph.
+
+    Args:
+        graph: A checked compiled graph; it is copied, never changed.
+        settings: The run's own configuration: `configurable`, `context`, `recursion_limit`; stored with the run, so the same in every attempt.
+        local: What only this process has: callbacks, tags, metadata, max_concurrency.
+        base: The thread's committed state, as the graph's saver wrote it, or None.
+    """
+
+    def __init__(
+        self,
+        graph: Pregel[Any, Any, Any, Any],
+        attempt: Attempt,
+        codec: Codec,
+        settings: Mapping[str, Any],
+        local: RunnableConfig | None = None,
+        base: ThreadState | None = None,
+    ) -> None:
+        self.attempt = attempt
+        self.session = Session(attempt)
+        self._codec = codec
+        self._saver = self.session.root.saver
+        self._graph = graph.copy({"checkpointer": self._saver})
+        thread_id = attempt.claimed.head.thread_id
+        configurable = {
+            **settings.get("configurable", {}),
+            "thread_id": thread_id,
+            STRICT_RESUME_KEY: True,
+            ROOT_MARK_KEY: self.session.root.mark,
+        }
+        self.config: RunnableConfig = {**(local or {}), "configurable": configurable}
+        if settings.get("recursion_limit") is not None:
+            self.config["recursion_limit"] = settings["recursion_limit"]
+        self._context = settings.get("context")
+        self._given_up: frozenset[str] = frozenset()
+        if base is not None:
+            self._seed(base)
+
+    def _seed(self, base: ThreadState) -> None:
+        state = self._saver.serde.loads_typed((base.serde_type, base.data))
+        checkpoint = state["checkpoint"]
+        config: RunnableConfig = {"configurable": {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}}
+        super(type(self._saver), self._saver).put(config, checkpoint, state["metadata"], checkpoint["channel_versions"])
+
+    def first_input(self) -> Any:
+        """The run's original input, as our own copy with stable message ids."""
+        graph_input = self._codec.decode(self.attempt.history.submitted.value if self.attempt.history.submitted else None)
+        stamp(graph_input, f"{self.attempt.run_id}:input")
+        return graph_input
+
+    async def run_async(self) -> Ended | AtFrontier:
+        """Run the graph on the engine's own loop.
+
+        Raises:
+            DurableError, Exception: What ended the attempt; see `conclude`.
+        """
+        enter_session(self.session)
+        given = self.first_input()
+        while True:
+            self.session.pending.clear()
+            output = await self._graph.ainvoke(given, self.config, context=self._context, durability="sync")
+            await self.session.settle_async()
+            decision = await self.rest(await self._graph.aget_state(self.config, subgraphs=True), output)
+            if not isinstance(decision, _GoOn):
+                return decision
+            given = decision.command
+
+    def run(self) -> Ended | AtFrontier:
+        """Run the graph in this thread, which must not be the engine's."""
+        enter_session(self.session)
+        given = self.first_input()
+        while True:
+            self.session.pending.clear()
+            output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
+            self.session.settle()
+            snapshot = self._graph.get_state(self.config, subgraphs=True)
+            decision = await_on_loop(self.attempt.loop, self.rest(snapshot, output), "the durable driver")
+            if not isinstance(decision, _GoOn):
+                return decision
+            given = decision.command
+
+    async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | _GoOn:
+        """The graph has come to rest: what now?"""
+        attempt, root = self.attempt, self.session.root
+        attempt.check()
+        interrupts = native_interrupts(snapshot)
+        native = [each for each in interrupts if not is_marker(each.id)]
+        pending: dict[Position, Pending] = dict(self.session.pending)
+        if pending and not interrupts:
+            raise self._refuse("an interrupt of a durable tool was swallowed by user code (an `except Exception` around the call): let it pass")
+        if repeated := self._given_up & {each.id for each in native}:
+            raise self._refuse(f"{len(repeated)} answers did not reach their interrupts (a child graph with checkpointer=False?)")
+        for each in native:
+            position = root.native.get(each.id)
+            if position is None:
+                raise self._refuse("an interrupt pends whose place in the graph is not known")
+            if position in pending:
+                raise self._refuse(f"two interrupts at one position ({position})")
+            entry = question_entry(attempt.run_id, self._codec, position, root.native_names[each.id], each)
+            pending[position] = Pending(entry.digest, entry)
+        if not pending:
+            if snapshot.next:
+                raise self._refuse(f"the graph stopped before {', '.join(snapshot.next)} without an interrupt")
+            return await self._end(output)
+        reached = await attempt.rest(pending)
+        if isinstance(reached, Suspended):
+            return AtFrontier(self._with_questions(output, reached.frontier), reached.frontier)
+        return self._go_on(native, reached)
+
+    def _go_on(self, native: list[Interrupt], reached: Answered) -> _GoOn:
+        root = self.session.root
+        answers = {each.id: self._codec.decode(reached.answers[root.native[each.id]]) for each in native}
+        self._given_up = frozenset(answers)
+        # By id always: a bare value, `{}` or None would be misread. Without native ones, running on re-enters the pending tools.
+        return _GoOn(Command(resume=answers) if answers else None)
+
+    def _with_questions(self, output: Any, frontier: StoredFrontier) -> Any:
+        interrupts = [
+            Interrupt(value=self._codec.decode(entry.value), id=entry.activity_id, response_schema=entry.response_schema)  # type: ignore[arg-type]
+            for entry in frontier.entries
+        ]
+        values = {name: value for name, value in output.items() if name != "__interrupt__"} if isinstance(output, dict) else {}
+        return {**values, "__interrupt__": interrupts}
+
+    async def _end(self, output: Any) -> Ended:
+        self.attempt.check_end(self._saver.last_root_step)
+        await self.attempt.end(Ending(type=EventType.RUN_COMPLETED, output=self._codec.encode(output), thread_state=self._committed_state()))
+        return Ended(output)
+
+    def _committed_state(self) -> ThreadState | None:
+        saved = self._saver.get_tuple({"configurable": {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}})
+        if saved is None:
+            return None
+        serde_type, data = self._saver.serde.dumps_typed({"checkpoint": saved.checkpoint, "metadata": saved.metadata})
+        return ThreadState(serde_type=serde_type, data=data)
+
+    def _refuse(self, why: str) -> DurableError:
+        return self.attempt.remember(UnsupportedGraph(f"run {self.attempt.run_id}: {why}", run_id=self.attempt.run_id))
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """The error that a signal carries, or the error itself."""
+    return error.error if isinstance(error, DurableSignal) else error

@@ -1,0 +1,232 @@
+"""The heart of every wrapper: run an effect once, durably, or give what was recorded.
+
+`run_effect` and `run_effect_async` are the two colours of one protocol; what they share is in `_Effect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+
+from mongo_durable.engine.attempt import ActivityCall, Happened, Pend, Recorded, StartResult
+from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy
+from mongo_durable.errors import ActivityFailed, DurableError
+from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.control import CONTROL_FLOW, DurableSignal, marker
+from mongo_durable.langgraph.crossing import await_on_loop
+from mongo_durable.langgraph.current import CurrentActivity, set_current_activity
+from mongo_durable.langgraph.messages import stamp
+from mongo_durable.langgraph.scope import Scope, Session, inside_body
+from mongo_durable.langgraph.seams import is_invalid_resume
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import ActivityKind, Event, EventType
+from mongo_durable.protocol.identity import activity_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How an effect is to be treated."""
+
+    on_unknown_outcome: OnUnknownOutcome
+    retry: RetryPolicy | None = None
+    is_start_awaited: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """An effect that a body has started: its position is taken when this is made.
+
+    Attributes:
+        shown_input: Plain value stored with the start, for people; None stores none.
+        happened: Makes the effect's value from the result that a person gave for it.
+    """
+
+    session: Session
+    codec: Codec
+    scope: Scope
+    call: ActivityCall
+    policy: Policy
+    happened: Callable[[Any], Any]
+
+    def _check_in(self) -> None:
+        self.session.begin()
+
+    def _check_out(self) -> None:
+        self.scope.finished(self.call.position)
+        self.session.end()
+
+    def _outcome(self, started: StartResult) -> tuple[bool, Any]:
+        """Whether there is a result without running the body, and it.
+
+        Raises:
+            GraphInterrupt: The effect pends.
+            Exception: What the effect had raised.
+        """
+        match started:
+            case Recorded(outcome):
+                return True, self._recorded(outcome)
+            case Pend(pending):
+                self.session.pending.update(pending)
+                raise marker(self.call.position.text)
+            case _:
+                return False, None
+
+    def _from_person(self, verdict: Happened) -> Any:
+        return self.happened(self.codec.decode(verdict.result))
+
+    def _recorded(self, outcome: Event) -> Any:
+        if outcome.type is EventType.ACTIVITY_COMPLETED:
+            return self.codec.decode(outcome.value)
+        raise self.codec.rebuild_error(outcome.error or {"type": "Exception", "message": "no error was recorded"})
+
+    def _encode(self, value: Any) -> tuple[Any, Any]:
+        """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
+        copy = self.codec.decode(self.codec.encode(value))
+        stamp(copy, self.call.position.text)
+        return self.codec.encode(copy), copy
+
+    def checked(self, signal: GraphBubbleUp) -> GraphBubbleUp:
+        """Control flow that leaves the body: an interrupt may leave a tool only, whose body is isolated."""
+        if isinstance(signal, GraphInterrupt) and self.call.kind is not ActivityKind.TOOL:
+            why = f"{self.call.kind} {self.call.name!r} was interrupted inside: call interrupt() in the node or in a tool instead"
+            return self.scope.root.refuse(why)
+        return signal
+
+    @property
+    def _current(self) -> CurrentActivity:
+        attempt = self.session.attempt
+        return CurrentActivity(
+            activity_id=activity_id(attempt.run_id, self.call.position),
+            run_id=attempt.run_id,
+            position=self.call.position.text,
+            attempt=attempt.fence,
+        )
+
+
+def start_effect(
+    session: Session,
+    codec: Codec,
+    scope: Scope,
+    kind: ActivityKind,
+    name: str,
+    semantic_input: Any,
+    policy: Policy,
+    *,
+    shown_input: Any = None,
+    tool_call_id: str | None = None,
+    happened: Callable[[Any], Any] = lambda result: result,
+) -> Effect:
+    """Take the position of an effect. Call this where the body calls the effect, before anything is awaited."""
+    input_digest = digest(semantic_input)
+    position, is_overlapped = scope.allocate(kind, name, input_digest, tool_call_id)
+    call = ActivityCall(
+        position=position,
+        kind=kind,
+        name=name,
+        input_digest=input_digest,
+        input=shown_input,
+        on_unknown_outcome=policy.on_unknown_outcome,
+        is_start_awaited=policy.is_start_awaited,
+        is_overlapped=is_overlapped,
+    )
+    return Effect(session=session, codec=codec, scope=scope, call=call, policy=policy, happened=happened)
+
+
+async def run_effect_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]]) -> Any:
+    """Run the effect's body, or return what was recorded for it.
+
+    Raises:
+        DurableSignal: The attempt is over, diverged or refused.
+        GraphInterrupt: The effect pends on an interrupt.
+    """
+    attempt = effect.session.attempt
+    effect._check_in()
+    try:
+        try:
+            started = await attempt.start(effect.call)
+            is_known, value = effect._outcome(started)
+            if is_known:
+                return value
+            value = effect._from_person(started) if isinstance(started, Happened) else await _run_body_async(effect, body)
+            plain, copy = effect._encode(value)
+            await attempt.complete(effect.call, plain)
+            return copy
+        except DurableError as error:
+            if isinstance(error, ActivityFailed):
+                raise
+            raise DurableSignal(attempt.remember(error)) from error
+    finally:
+        effect._check_out()
+
+
+async def _run_body_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]]) -> Any:
+    scope = effect.scope.inside(effect.call.position)
+    leave = inside_body(scope)
+    forget = set_current_activity(effect._current)
+    retry = effect.policy.retry
+    try:
+        return await (body(scope) if retry is None else retry.run_async(lambda: body(scope), CONTROL_FLOW))
+    except GraphBubbleUp as signal:
+        raise effect.checked(signal) from None
+    except Exception as error:
+        if not _is_ours(error):
+            recorded = effect.codec.describe_error(error)
+            await effect.session.attempt.fail(effect.call, recorded)
+            # What a replay will raise is raised now too, so that user code sees the same in every attempt.
+            raise effect.codec.rebuild_error(recorded) from error
+        raise
+    finally:
+        forget()
+        leave()
+
+
+def run_effect(effect: Effect, body: Callable[[Scope], Any]) -> Any:
+    """The same for a graph that runs in threads."""
+    attempt = effect.session.attempt
+    what = f"{effect.call.kind} {effect.call.name!r}"
+    effect._check_in()
+    try:
+        try:
+            started = await_on_loop(attempt.loop, attempt.start(effect.call), what)
+            is_known, value = effect._outcome(started)
+            if is_known:
+                return value
+            value = effect._from_person(started) if isinstance(started, Happened) else _run_body(effect, body, what)
+            plain, copy = effect._encode(value)
+            await_on_loop(attempt.loop, attempt.complete(effect.call, plain), what)
+            return copy
+        except DurableError as error:
+            if isinstance(error, ActivityFailed):
+                raise
+            raise DurableSignal(attempt.remember(error)) from error
+    finally:
+        effect._check_out()
+
+
+def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
+    attempt = effect.session.attempt
+    scope = effect.scope.inside(effect.call.position)
+    leave = inside_body(scope)
+    forget = set_current_activity(effect._current)
+    retry = effect.policy.retry
+    try:
+        return body(scope) if retry is None else retry.run(lambda: body(scope), CONTROL_FLOW)
+    except GraphBubbleUp as signal:
+        raise effect.checked(signal) from None
+    except Exception as error:
+        if not _is_ours(error):
+            recorded = effect.codec.describe_error(error)
+            await_on_loop(attempt.loop, attempt.fail(effect.call, recorded), what)
+            raise effect.codec.rebuild_error(recorded) from error
+        raise
+    finally:
+        forget()
+        leave()
+
+
+def _is_ours(error: Exception) -> bool:
+    # An answer that its interrupt's schema refuses is not the tool's failure; the interrupt stays unanswered.
+    return is_invalid_resume(error) or (isinstance(error, DurableError) and not isinstance(error, ActivityFailed))

@@ -1,0 +1,165 @@
+"""Durable chat models: a wrapped model's call is one activity."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.tools import BaseTool
+from pydantic import ConfigDict
+
+from mongo_durable.errors import UnsupportedGraph
+from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.messages import semantic_input
+from mongo_durable.langgraph.scope import Session, current_session, here
+from mongo_durable.langgraph.seams import parent_namespace
+from mongo_durable.protocol.events import ActivityKind
+
+
+class DurableModel(BaseChatModel):
+    """A chat model whose answers are recorded once; a replay does not call the provider. Outside a durable run it behaves like the model it wraps.
+
+    It has no `_stream`: LangChain would reroute calls to it as soon as somebody streams, and each call would be two kinds of effect.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    inner: BaseChatModel
+    codec: Any
+    policy: Policy
+    activity_name: str
+
+    @property
+    def _llm_type(self) -> str:
+        return self.inner._llm_type
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return dict(self.inner._identifying_params)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return self.inner._get_ls_params(stop=stop, **kwargs)
+
+    def get_num_tokens(self, text: str) -> int:
+        """As the wrapped model counts."""
+        return self.inner.get_num_tokens(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """As the wrapped model counts."""
+        return self.inner.get_num_tokens_from_messages(messages, tools)
+
+    def bind_tools(self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **kwargs: Any) -> Runnable[Any, AIMessage]:
+        """The wrapped model's own translation of the tools, bound to this model."""
+        bound: Runnable[Any, AIMessage] = _rebind(self.inner.bind_tools(tools, **kwargs), self.inner, self)
+        return bound
+
+    def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> Runnable[Any, Any]:
+        """The wrapped model's own way to structured output, through this model."""
+        bound: Runnable[Any, Any] = _rebind(self.inner.with_structured_output(schema, include_raw=include_raw, **kwargs), self.inner, self)
+        return bound
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> ChatResult:
+        session = current_session()
+        if session is None:
+            return self.inner._generate(messages, stop=stop, run_manager=run_manager, **kwargs)
+        effect = self._effect(session, messages, stop, kwargs)
+        # The model gets copies: what it does to its messages must not reach the caller's objects.
+        recorded = run_effect(
+            effect, lambda _: _as_value(self.inner._generate(copy.deepcopy(messages), stop=stop, run_manager=run_manager, **kwargs))
+        )
+        return self._result(effect, recorded)
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any
+    ) -> ChatResult:
+        session = current_session()
+        if session is None:
+            return await self.inner._agenerate(messages, stop=stop, run_manager=run_manager, **kwargs)
+        effect = self._effect(session, messages, stop, kwargs)
+
+        async def body(_: object) -> Any:
+            return _as_value(await self.inner._agenerate(copy.deepcopy(messages), stop=stop, run_manager=run_manager, **kwargs))
+
+        return self._result(effect, await run_effect_async(effect, body))
+
+    def _effect(self, session: Session, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Effect:
+        meaning = semantic_input(messages, stop, options)
+        return start_effect(session, self.codec, here(), ActivityKind.LLM, self.activity_name, meaning, self.policy, happened=_from_person)
+
+    def _result(self, effect: Effect, recorded: Any) -> ChatResult:
+        messages = [generation["message"] for generation in recorded["generations"]]
+        # The tool calls of this answer get their places in its order, before any of them runs.
+        effect.scope.root.reserve(parent_namespace(effect.scope.namespace), messages)
+        return ChatResult(
+            generations=[ChatGeneration(message=generation["message"], generation_info=generation["info"]) for generation in recorded["generations"]],
+            llm_output=recorded["output"],
+        )
+
+
+def durable_model(model: BaseChatModel, codec: Codec, policy: Policy, name: str | None) -> DurableModel:
+    """Wrap a chat model. A wrapped one is returned as it is."""
+    if isinstance(model, DurableModel):
+        return model
+    if not isinstance(model, BaseChatModel):
+        raise UnsupportedGraph(
+            f"app.llm takes a chat model, not {type(model).__name__}: wrap the model first, then bind tools or structured output to the wrapped one"
+        )
+    named = name or getattr(model, "model_name", None) or getattr(model, "model", None)
+    return DurableModel(
+        inner=model,
+        codec=codec,
+        policy=policy,
+        activity_name=named if isinstance(named, str) and named else type(model).__name__,
+        disable_streaming=True,
+        profile=getattr(model, "profile", None),
+    )
+
+
+def _as_value(result: ChatResult) -> dict[str, Any]:
+    return {
+        "generations": [{"message": generation.message, "info": generation.generation_info} for generation in result.generations],
+        "output": result.llm_output,
+    }
+
+
+def _from_person(result: Any) -> dict[str, Any]:
+    return {"generations": [{"message": AIMessage(content=result if isinstance(result, str) else str(result)), "info": None}], "output": None}
+
+
+def _rebind(runnable: Any, inner: BaseChatModel, outer: DurableModel) -> Any:
+    """`runnable` with `outer` in the place of `inner`.
+
+    Raises:
+        UnsupportedGraph: It is built in a way in which the model cannot be found.
+    """
+    if runnable is inner:
+        return outer
+    if isinstance(runnable, RunnableBinding):
+        return runnable.model_copy(update={"bound": _rebind(runnable.bound, inner, outer)})
+    if isinstance(runnable, RunnableSequence):
+        first, *rest = runnable.steps
+        return RunnableSequence(_rebind(first, inner, outer), *rest, name=runnable.name)
+    if isinstance(runnable, RunnableParallel):
+        steps = {name: _rebind(step, inner, outer) if _has_model(step, inner) else step for name, step in runnable.steps__.items()}
+        return RunnableParallel(steps)
+    raise UnsupportedGraph(
+        f"{type(inner).__name__} builds its tool or structured-output binding as a {type(runnable).__name__}, in which its calls cannot be recorded: "
+        "wrap such calls in an @app.activity"
+    )
+
+
+def _has_model(runnable: Any, inner: BaseChatModel) -> bool:
+    if isinstance(runnable, RunnableBinding):
+        return _has_model(runnable.bound, inner)
+    if isinstance(runnable, RunnableSequence):
+        return _has_model(runnable.steps[0], inner)
+    return runnable is inner

@@ -1,0 +1,74 @@
+"""Everything that depends on private or version-bound behaviour of LangGraph and LangChain, seen on LangGraph 1.2.20 to 1.2.24.
+
+`tests/langgraph/test_seams.py` is the contract test: when an upgrade breaks it, this module is the place to change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.tools import BaseTool
+from langgraph.errors import is_invalid_resume as is_invalid_resume
+
+STRICT_RESUME_KEY = "__pregel_strict_resume"
+"""In `configurable`: a resume map with an unknown, stale or missing id raises instead of being ignored (langgraph._internal._constants)."""
+
+TASKS_CHANNEL = "__pregel_tasks"
+INTERRUPT_CHANNEL = "__interrupt__"
+RESUME_CHANNEL = "__resume__"
+PULL = "__pregel_pull"
+PUSH = "__pregel_push"
+
+TaskPath = tuple[Any, ...]
+"""How LangGraph addresses a task: `(PULL, node)`, `(PUSH, index, False)` for a Send, `(PUSH, caller, index, True)` for a call of a `@task`."""
+
+
+def parse_task_path(text: str) -> TaskPath:
+    """The task path that `put_writes` was given as text, such as `~__pregel_push, 0000000001, 0000000000`.
+
+    `put_writes` gets it only if its parameter is literally named `task_path`.
+    """
+    tokens = text.split(", ")
+    index = 0
+
+    def read() -> TaskPath:
+        nonlocal index
+        kind = tokens[index].lstrip("~")
+        index += 1
+        if kind == PULL:
+            name = tokens[index]
+            index += 1
+            rest: list[Any] = []
+            while index < len(tokens) and not tokens[index].startswith("~") and not tokens[index].isdigit():
+                rest.append(tokens[index])
+                index += 1
+            return (PULL, name, *rest)
+        if tokens[index].startswith("~"):
+            caller = read()
+            number = int(tokens[index])
+            index += 2
+            return (PUSH, caller, number, True)
+        number = int(tokens[index])
+        index += 2
+        return (PUSH, number, False)
+
+    return read()
+
+
+def is_call(path: TaskPath) -> bool:
+    """Whether the task is a call of a `@task`, which runs below the task that made it."""
+    return path[0] == PUSH and path[-1] is True
+
+
+def parent_namespace(namespace: str) -> str:
+    """The graph namespace in which the task with this checkpoint namespace runs."""
+    return namespace.rpartition("|")[0]
+
+
+def parse_tool_input(tool: BaseTool, arguments: Any, tool_call_id: str | None) -> None:
+    """Validate a tool's arguments as the tool itself will, before it runs.
+
+    Raises:
+        pydantic.ValidationError: They do not fit; ToolNode turns it into a message for the model.
+    """
+    tool._parse_input(arguments, tool_call_id)

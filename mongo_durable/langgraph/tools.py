@@ -1,0 +1,188 @@
+"""Durable tools: a wrapped tool's call is one activity; its body runs once, isolated, and may interrupt any number of times."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from pydantic import BaseModel, ConfigDict
+
+from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.isolation import isolated, isolated_async
+from mongo_durable.langgraph.messages import meaning
+from mongo_durable.langgraph.scope import Scope, Session, current_session, here
+from mongo_durable.langgraph.scratch import PLACEHOLDER
+from mongo_durable.langgraph.seams import PULL, parse_tool_input
+from mongo_durable.protocol.events import ActivityKind
+
+one_call_at_a_time: contextvars.ContextVar[bool] = contextvars.ContextVar("mongo_durable_one_call", default=False)
+"""Set inside `app.tool_node`, which runs each call by itself and combines their interrupts."""
+
+
+class DurableTool(BaseTool):
+    """A tool whose calls are recorded once and never executed again. Outside a durable run it behaves like the tool it wraps."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    inner: BaseTool
+    codec: Any
+    policy: Policy
+    is_wrapped: Callable[[str], bool]
+    """Whether a tool name is one of the application's durable tools."""
+
+    @property
+    def func(self) -> Any:
+        """The wrapped function: ToolNode looks at its signature for injected arguments."""
+        return getattr(self.inner, "func", None)
+
+    @property
+    def coroutine(self) -> Any:
+        """The wrapped coroutine function."""
+        return getattr(self.inner, "coroutine", None)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner._run(*args, **kwargs)
+
+    async def _arun(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.inner._arun(*args, **kwargs)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return self.inner.invoke(input, config, **kwargs)
+        call = _Call(self, session, input)
+
+        def body(scope: Scope) -> Any:
+            return isolated(session, self.codec, scope, self.name, lambda: self.inner.invoke(input, _passed_on(config), **kwargs))
+
+        result: Any = None
+        with call.arrival() as arrival:
+            result = run_effect(call.effect, body)
+        return call.leave(result, arrival.stopped)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return await self.inner.ainvoke(input, config, **kwargs)
+        call = _Call(self, session, input)
+
+        async def body(scope: Scope) -> Any:
+            return await isolated_async(session, self.codec, scope, self.name, lambda: self.inner.ainvoke(input, _passed_on(config), **kwargs))
+
+        result: Any = None
+        with call.arrival() as arrival:
+            result = await run_effect_async(call.effect, body)
+        return call.leave(result, arrival.stopped)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    stopped: GraphInterrupt | None = None
+
+
+class _Call:
+    """One call of a durable tool: its effect, and its share in a task that several calls of one response run in."""
+
+    def __init__(self, tool: DurableTool, session: Session, input: Any) -> None:
+        is_tool_call = isinstance(input, dict) and input.get("type") == "tool_call"
+        arguments = input["args"] if is_tool_call else input
+        self._tool = tool
+        self._id: str | None = input.get("id") if is_tool_call else None
+        if not tool.inner.handle_validation_error:
+            # Arguments that do not fit are no effect: refused before anything is recorded, the same in every attempt.
+            parse_tool_input(tool.inner, arguments, self._id)
+        self._scope = here()
+        self._batch = self._calls_of_this_task()
+        shown = _model_arguments(tool.inner, arguments)
+        self.effect: Effect = start_effect(
+            session,
+            tool.codec,
+            self._scope,
+            ActivityKind.TOOL,
+            tool.name,
+            meaning(shown),
+            tool.policy,
+            shown_input=meaning(shown),
+            tool_call_id=self._id,
+            happened=self._result_from_person,
+        )
+
+    def _result_from_person(self, result: Any) -> Any:
+        if self._id is None:
+            return result
+        return ToolMessage(content=result if isinstance(result, str) else str(result), name=self._tool.name, tool_call_id=self._id)
+
+    def _calls_of_this_task(self) -> int:
+        """How many durable calls of this response share this task (a plain ToolNode), or 0 if each has its own."""
+        if self._id is None or one_call_at_a_time.get():
+            return 0
+        slot = self._scope.root.tool_slot(self._scope.namespace, self._id)
+        path = get_config()["metadata"]["langgraph_path"]
+        if slot is None or len(slot.batch) < 2 or path[0] != PULL or not self._scope.is_task_body:
+            return 0
+        return sum(self._tool.is_wrapped(name) for _, name in slot.batch)
+
+    @contextmanager
+    def arrival(self) -> Iterator[_Arrival]:
+        """Around the effect: keeps its interrupt, and counts a call that fails as arrived."""
+        arrival = _Arrival()
+        try:
+            yield arrival
+        except GraphInterrupt as interrupt:
+            arrival.stopped = interrupt
+        except GraphBubbleUp:
+            raise
+        except Exception:
+            self._note_arrival(None)
+            raise
+
+    def _note_arrival(self, stopped: GraphInterrupt | None) -> bool:
+        """Count this call as arrived; True if it was the task's last."""
+        scope = self._scope
+        with scope.lock:
+            scope.arrived += 1
+            scope.stopped = scope.stopped or stopped
+            return scope.arrived == self._batch
+
+    def leave(self, result: Any, stopped: GraphInterrupt | None) -> Any:
+        """The call's result. Of several calls in one task, an interrupted one returns a placeholder, and the one that arrives last raises for all.
+
+        ToolNode throws the placeholders away with the exception. A barrier instead would deadlock when fewer threads than calls are there.
+        """
+        if not self._batch:
+            if stopped is not None:
+                raise stopped
+            return result
+        is_last = self._note_arrival(stopped)
+        if is_last and self._scope.stopped is not None:
+            raise self._scope.stopped
+        if stopped is not None:
+            return ToolMessage("", name=self._tool.name, tool_call_id=self._id, additional_kwargs={PLACEHOLDER: True})
+        return result
+
+
+def _model_arguments(tool: BaseTool, arguments: Any) -> Any:
+    """The arguments that the model (or the caller) gave: not those that LangGraph injects (state, store, runtime)."""
+    if not isinstance(arguments, dict):
+        return arguments
+    schema = tool.tool_call_schema
+    if isinstance(schema, dict):
+        known = set(schema.get("properties", {}))
+    elif issubclass(schema, BaseModel):
+        known = set(schema.model_fields)
+    else:
+        known = set(schema.__fields__)  # a schema of Pydantic 1, which LangChain still takes
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def _passed_on(config: RunnableConfig | None) -> RunnableConfig:
+    # The body's own configuration is ambient: the caller's would carry checkpoint coordinates of the outer graph.
+    return {"tags": config["tags"]} if config and config.get("tags") else {}

@@ -1,0 +1,226 @@
+"""The history fold: what a list of events says about a run.
+
+The fold checks the protocol while it reads: an event that could not have been written by a correct writer is `CorruptHistory`, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mongo_durable.errors import CorruptHistory
+from mongo_durable.protocol.events import ENDS, OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.identity import Position
+
+
+@dataclass(slots=True)
+class RecordedActivity:
+    """An activity as recorded so far.
+
+    Attributes:
+        started_seq: Of its last `activity.started`: one for each time its body was let run on.
+        started_fence: The attempt that wrote it.
+        outcome: Its terminal event, or None.
+    """
+
+    position: Position
+    kind: ActivityKind
+    name: str
+    input_digest: str
+    started_seq: int
+    started_fence: int
+    outcome: Event | None = None
+
+
+@dataclass(slots=True)
+class RecordedFrontier:
+    """A suspension as recorded.
+
+    Attributes:
+        entries: Digest of each entry, by position.
+        activity_ids: Of the entries, by position.
+        answers: By activity id; None until resolved or expired.
+    """
+
+    generation: int
+    seq: int
+    entries: dict[Position, str]
+    activity_ids: dict[Position, str]
+    status: FrontierStatus = FrontierStatus.OPEN
+    answers: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A sealed root step: how many activities it had and the digest of their positions."""
+
+    activities: int
+    digest: str
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that the events of one run say.
+
+    Invariants: I1 (dense seq), I2 (fences only rise), I3 (one outcome an activity), I6 (one resolution a frontier) are checked by `apply`.
+    """
+
+    run_id: str
+    seq: int = 0
+    fence: int = 0
+    status: RunStatus = RunStatus.PENDING
+    submitted: Event | None = None
+    attempts: int = 0
+    activities: dict[str, RecordedActivity] = field(default_factory=dict)
+    # Invariant: by_step names only activities that are not nested in another's body.
+    by_step: dict[int, list[str]] = field(default_factory=dict)
+    by_body: dict[tuple[tuple[str, ...], int], list[str]] = field(default_factory=dict)
+    overlapped: set[tuple[tuple[str, ...], int]] = field(default_factory=set)
+    frontiers: list[RecordedFrontier] = field(default_factory=list)
+    steps: dict[int, RecordedStep] = field(default_factory=dict)
+    end: Event | None = None
+
+    @property
+    def generation(self) -> int:
+        """How many frontiers the run has opened."""
+        return len(self.frontiers)
+
+    def is_nested(self, position: Position) -> bool:
+        """Whether `position` lies inside the body of another recorded activity: a replay that returns that one's outcome never reaches it."""
+        path, step = position.path, position.step
+        return any(Position(path[:depth], step, path[depth]).text in self.activities for depth in range(2, len(path)))
+
+    def apply(self, event: Event) -> None:
+        """Take the next event.
+
+        Raises:
+            CorruptHistory: The event cannot follow what came before.
+        """
+        if event.seq != self.seq + 1:
+            raise self._corrupt(event, f"seq {event.seq} follows {self.seq}")
+        if event.type is EventType.ATTEMPT_STARTED:
+            if event.fence <= self.fence:
+                raise self._corrupt(event, f"attempt with fence {event.fence} after fence {self.fence}")
+            if self.status.is_end or self.status is RunStatus.SUSPENDED:
+                raise self._corrupt(event, f"attempt on a run that is {self.status}")
+            self.fence = event.fence
+            self.attempts += 1
+            self.status = RunStatus.RUNNING
+        else:
+            if event.fence != self.fence:
+                raise self._corrupt(event, f"fence {event.fence} after fence {self.fence}")
+            self._take(event)
+        self.seq = event.seq
+
+    def _take(self, event: Event) -> None:
+        match event.type:
+            case EventType.RUN_SUBMITTED:
+                self._expect(event, self.seq == 0, "a second submission")
+                self.submitted = event
+            case EventType.ACTIVITY_STARTED:
+                self._expect_running(event)
+                self._start(event)
+            case kind if kind in OUTCOMES:
+                self._expect_running(event)
+                self._finish(event)
+            case EventType.STEP_COMMITTED:
+                self._expect_running(event)
+                step = event.data["step"]
+                self._expect(event, step not in self.steps, f"step {step} sealed twice")
+                self.steps[step] = RecordedStep(event.data["activities"], event.data["digest"])
+            case EventType.ACTIVITIES_SUSPENDED:
+                self._expect_running(event)
+                self._suspend(event)
+            case EventType.ACTIVITIES_RESOLVED | EventType.FRONTIER_EXPIRED:
+                self._answer(event)
+            case EventType.RUN_RETRIED:
+                self._expect(event, self.status in (RunStatus.FAILED, RunStatus.DIVERGED), f"retry of a run that is {self.status}")
+                self.status = RunStatus.READY
+                self.end = None
+            case kind if kind in ENDS:
+                self._end(event)
+            case _:
+                raise self._corrupt(event, "unknown event")
+
+    def _start(self, event: Event) -> None:
+        if event.position is None or event.kind is None or event.name is None or event.input_digest is None:
+            raise self._corrupt(event, "start without position, kind, name or input digest")
+        position = event.position
+        known = self.activities.get(position.text)
+        if known is not None:
+            self._expect(event, known.outcome is None, f"start of the finished activity {position}")
+            known.started_seq, known.started_fence = event.seq, event.fence
+            return
+        self.activities[position.text] = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence)
+        if not self.is_nested(position):
+            self.by_step.setdefault(position.step, []).append(position.text)
+        body = (position.path, position.step)
+        self.by_body.setdefault(body, []).append(position.text)
+        if event.data.get("is_overlapped"):
+            self.overlapped.add(body)
+
+    def _finish(self, event: Event) -> None:
+        known = self.activities.get(event.position.text) if event.position else None
+        if known is None:
+            raise self._corrupt(event, "outcome of an activity that was not started")
+        self._expect(event, known.outcome is None, f"second outcome of {event.position}")
+        known.outcome = event
+
+    def _suspend(self, event: Event) -> None:
+        self._expect(event, event.data["generation"] == self.generation + 1, "generation out of order")
+        entries = {Position.parse(entry["position"]): entry for entry in event.data["entries"]}
+        self._expect(event, bool(entries), "empty frontier")
+        self.frontiers.append(
+            RecordedFrontier(
+                generation=event.data["generation"],
+                seq=event.seq,
+                entries={position: entry["digest"] for position, entry in entries.items()},
+                activity_ids={position: entry["activity_id"] for position, entry in entries.items()},
+            )
+        )
+        self.status = RunStatus.SUSPENDED
+
+    def _answer(self, event: Event) -> None:
+        self._expect(event, self.status is RunStatus.SUSPENDED, f"answers for a run that is {self.status}")
+        frontier = self.frontiers[-1]
+        self._expect(event, event.data["generation"] == frontier.generation, "answers for another generation")
+        self._expect(event, set(event.data["answers"]) == set(frontier.activity_ids.values()), "answers for other questions than the frontier's")
+        frontier.answers = event.data["answers"]
+        frontier.status = FrontierStatus.RESOLVED if event.type is EventType.ACTIVITIES_RESOLVED else FrontierStatus.EXPIRED
+        self.status = RunStatus.READY
+
+    def _end(self, event: Event) -> None:
+        self._expect(event, not self.status.is_end, f"end of a run that is {self.status}")
+        if self.status is RunStatus.SUSPENDED:
+            self._expect(event, event.type is EventType.RUN_CANCELLED, "a suspended run can only be cancelled")
+            self.frontiers[-1].status = FrontierStatus.CANCELLED
+        self.status = RunStatus(event.type.value.removeprefix("run."))
+        self.end = event
+
+    def _expect_running(self, event: Event) -> None:
+        self._expect(event, self.status is RunStatus.RUNNING, f"written while the run is {self.status}")
+
+    def _expect(self, event: Event, is_right: bool, fault: str) -> None:
+        if not is_right:
+            raise self._corrupt(event, fault)
+
+    def _corrupt(self, event: Event, fault: str) -> CorruptHistory:
+        return CorruptHistory(
+            f"run {self.run_id}: event {event.seq} ({event.type}) breaks the protocol: {fault}; "
+            "the history was changed by hand or by a faulty writer",
+            run_id=self.run_id,
+            seq=event.seq,
+        )
+
+
+def fold(run_id: str, events: Iterable[Event]) -> History:
+    """The history that `events`, in order of `seq`, say.
+
+    Raises:
+        CorruptHistory: They break the protocol.
+    """
+    history = History(run_id)
+    for event in events:
+        history.apply(event)
+    return history

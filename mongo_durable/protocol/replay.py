@@ -1,0 +1,272 @@
+"""Replay decisions: what to do when the code reaches something, given the history.
+
+Pure: each function takes the history and what the code did, and returns what is to be done or raises `NondeterminismError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mongo_durable.errors import NondeterminismError
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import ActivityKind, Event
+from mongo_durable.protocol.history import History, RecordedActivity, RecordedFrontier
+from mongo_durable.protocol.identity import Position
+
+UNKNOWN_OUTCOME = "unknown_outcome"
+"""Name of the frontier entry that asks whether an effect happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """The body may run. `is_recorded`: its start stands in the history already, so nothing is written before."""
+
+    is_recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnOutcome:
+    """The recorded outcome is the result; the body does not run."""
+
+    outcome: Event
+
+
+@dataclass(frozen=True, slots=True)
+class StayPending:
+    """The activity has questions in a frontier that this replay has not reached yet: it pends on them again, without running and without a write.
+
+    This also holds for a finished activity: otherwise a tool that asked, was answered and completed would return at once, and the recorded frontier
+    could not be matched (I8).
+    """
+
+    frontier: RecordedFrontier
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecideUnknown:
+    """A process died inside the body, or just before its outcome was recorded. The activity's `on_unknown_outcome` policy decides.
+
+    Attributes:
+        question: Where a frontier entry that asks a person would stand.
+    """
+
+    question: Position
+
+
+@dataclass(frozen=True, slots=True)
+class TakeVerdict:
+    """A person said what happened to an effect whose outcome was unknown."""
+
+    verdict: Any
+
+
+StartDecision = RunBody | ReturnOutcome | StayPending | DecideUnknown | TakeVerdict
+
+
+def decide_start(
+    history: History, position: Position, kind: ActivityKind, name: str, input_digest: str, *, fence: int, consumed: int
+) -> StartDecision:
+    """What to do with the activity that the code reached at `position`.
+
+    Args:
+        fence: The attempt that asks.
+        consumed: How many recorded frontiers this replay has passed.
+
+    Raises:
+        NondeterminismError: The history has another kind, name or input there.
+    """
+    recorded = history.activities.get(position.text)
+    if recorded is None:
+        return RunBody(is_recorded=False)
+    _check_same(recorded, kind, name, input_digest)
+    for frontier in history.frontiers[consumed:]:
+        if mine := _entries_inside(frontier, position):
+            return StayPending(frontier, mine)
+    if recorded.outcome is not None:
+        return ReturnOutcome(recorded.outcome)
+    if recorded.started_fence == fence:
+        return RunBody(is_recorded=True)
+    asked = 0
+    suspended: RecordedFrontier | None = None
+    for frontier in history.frontiers[:consumed]:
+        if mine := _entries_inside(frontier, position):
+            suspended = frontier
+            asked += any(_is_verdict(position, entry) for entry in mine)
+    if suspended is None or suspended.seq < recorded.started_seq:
+        return DecideUnknown(position.inside(f"?{asked + 1}"))
+    for entry in _entries_inside(suspended, position):
+        if _is_verdict(position, entry) and suspended.answers is not None:
+            return TakeVerdict(suspended.answers[suspended.activity_ids[entry]])
+    return RunBody(is_recorded=False)
+
+
+def _is_verdict(position: Position, entry: Position) -> bool:
+    return entry.path == position.body_path and entry.ordinal.startswith("?")
+
+
+def _entries_inside(frontier: RecordedFrontier, position: Position) -> tuple[Position, ...]:
+    return tuple(entry for entry in frontier.entries if position.encloses(entry))
+
+
+def _check_same(recorded: RecordedActivity, kind: ActivityKind, name: str, input_digest: str) -> None:
+    if (recorded.kind, recorded.name, recorded.input_digest) == (kind, name, input_digest):
+        return
+    what = "input" if (recorded.kind, recorded.name) == (kind, name) else "activity"
+    raise NondeterminismError(
+        f"at {recorded.position} the code reached {kind} {name!r} (input {input_digest[:8]}), but the history has {recorded.kind} {recorded.name!r} "
+        f"(input {recorded.input_digest[:8]}): another {what} than recorded. Run it with the code that started it, or make the change a new workflow "
+        "version",
+        position=recorded.position.text,
+        expected={"kind": str(recorded.kind), "name": recorded.name, "input_digest": recorded.input_digest},
+        found={"kind": str(kind), "name": name, "input_digest": input_digest},
+    )
+
+
+def choose_ordinal(
+    history: History,
+    path: tuple[str, ...],
+    step: int,
+    next_number: int,
+    used: Collection[str],
+    is_overlapping: bool,
+    kind: ActivityKind,
+    name: str,
+    input_digest: str,
+) -> str:
+    """The ordinal of the effect that a body starts now.
+
+    Effects that follow one another take the numbers in order. Effects that overlap after an await start in random order, so they are matched to
+    recorded ones by kind, name and input, and new ones take the next free number. Overlapping effects with equal input are interchangeable.
+
+    Args:
+        next_number: One more than the effects that this execution of the body has started.
+        used: Ordinals that this execution of the body has taken.
+        is_overlapping: Whether another effect of this body is running now.
+    """
+    ordinal = str(next_number)
+    is_matched = is_overlapping or (path, step) in history.overlapped
+    if not is_matched and ordinal not in used:
+        return ordinal
+    for text in history.by_body.get((path, step), ()):
+        recorded = history.activities[text]
+        if recorded.position.ordinal in used or not recorded.position.ordinal.isdigit():
+            continue
+        if (recorded.kind, recorded.name, recorded.input_digest) == (kind, name, input_digest):
+            return recorded.position.ordinal
+    number = 1
+    while str(number) in used or Position(path, step, str(number)).text in history.activities:
+        number += 1
+    return str(number)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFrontier:
+    """The history has no frontier here: the run suspends on a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeFrontier:
+    """The next recorded frontier is this one: each answer goes to its interrupt, by position."""
+
+    answers: Mapping[Position, Any]
+
+
+def match_frontier(history: History, consumed: int, found: Mapping[Position, str]) -> OpenFrontier | ConsumeFrontier:
+    """What the activities that pend now, at rest, mean for the replay (I8: in event order, the exact set).
+
+    Args:
+        found: Digest of each pending entry, by position.
+
+    Raises:
+        NondeterminismError: The history has another frontier here.
+    """
+    if consumed == len(history.frontiers):
+        return OpenFrontier()
+    recorded = history.frontiers[consumed]
+    if dict(found) != recorded.entries:
+        differing = sorted(
+            (position for position in found.keys() | recorded.entries.keys() if found.get(position) != recorded.entries.get(position)),
+            key=lambda position: position.sort_key,
+        )
+        raise NondeterminismError(
+            f"the code suspended on other questions than frontier {recorded.generation} of the history; first at {differing[0]}. "
+            "Run it with the code that started it, or make the change a new workflow version",
+            position=differing[0].text,
+            expected={"generation": recorded.generation, "positions": sorted(position.text for position in recorded.entries)},
+            found={"positions": sorted(position.text for position in found)},
+        )
+    answers = recorded.answers
+    if answers is None:
+        raise NondeterminismError(
+            f"frontier {recorded.generation} has no answers yet, but an attempt runs",
+            position=next(iter(recorded.entries)).text,
+            expected="a resolved or expired frontier",
+            found="an open one",
+        )
+    return ConsumeFrontier({position: answers[recorded.activity_ids[position]] for position in recorded.entries})
+
+
+def step_digest(positions: Iterable[str]) -> str:
+    """What `step.committed` keeps of the positions of its activities."""
+    return digest([*sorted(positions)])
+
+
+def check_step(history: History, step: int, reached: Collection[str]) -> bool:
+    """Whether root step `step` is sealed already; False means that it is to be sealed now.
+
+    Args:
+        reached: Positions, as text, of the activities that this attempt reached in that step.
+
+    Raises:
+        NondeterminismError: The attempt did not reach exactly the recorded activities.
+    """
+    recorded = history.by_step.get(step, [])
+    if missing := sorted(set(recorded) - set(reached)):
+        raise NondeterminismError(
+            f"step {step} ended without reaching the recorded activity {missing[0]}. Run it with the code that started it, or make the change a new "
+            "workflow version",
+            position=missing[0],
+            expected={"step": step, "activities": len(recorded)},
+            found={"step": step, "activities": len(reached)},
+        )
+    seal = history.steps.get(step)
+    if seal is None:
+        return False
+    if extra := sorted(set(reached) - set(recorded)):
+        raise NondeterminismError(
+            f"step {step} is sealed in the history, but the code reached {extra[0]}, which it does not have there",
+            position=extra[0],
+            expected={"step": step, "activities": seal.activities},
+            found={"step": step, "activities": len(reached)},
+        )
+    return True
+
+
+def check_end(history: History, consumed: int, last_step: int) -> None:
+    """Whether a graph that has ended at root step `last_step` has passed everything recorded.
+
+    Raises:
+        NondeterminismError: It ended before something that the history has.
+    """
+    if consumed < len(history.frontiers):
+        frontier = history.frontiers[consumed]
+        first = min(frontier.entries, key=lambda position: position.sort_key)
+        raise NondeterminismError(
+            f"the graph ended before frontier {frontier.generation} of the history (first question at {first})",
+            position=first.text,
+            expected={"generation": frontier.generation},
+            found="the end of the graph",
+        )
+    later = [step for step in (*history.by_step, *history.steps) if step > last_step]
+    if later:
+        step = max(later)
+        first_text = history.by_step.get(step, [f"step {step}"])[0]
+        raise NondeterminismError(
+            f"the graph ended at step {last_step}, but the history goes on to step {step}",
+            position=first_text,
+            expected={"step": step},
+            found={"step": last_step},
+        )

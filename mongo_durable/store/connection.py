@@ -1,0 +1,202 @@
+"""One connection to MongoDB per event loop, whichever driver the application uses.
+
+PyMongo's async client belongs to the loop on which it was first used, so an `Endpoint` keeps the URI and makes one client per running loop. A client
+that the application already holds (`AsyncMongoClient`, or Motor's `AsyncIOMotorClient`) is used as it is. The few calls whose shape differs between
+the two drivers (sessions, aggregation, change streams) are made here and nowhere else.
+
+Whatever the client's own settings say, the store writes with `w: majority`, reads from the primary with majority read concern, and gives its
+transactions explicit options: a user's `secondaryPreferred` would make every transaction fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC
+from typing import Any, TypeVar
+
+from bson.codec_options import CodecOptions
+from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from mongo_durable.errors import ConfigurationError
+from mongo_durable.store.faults import no_driver_errors, translate
+
+T = TypeVar("T")
+Session = AsyncClientSession
+Document = dict[str, Any]
+
+MAJORITY = WriteConcern("majority")
+DEFAULT_DATABASE = "mongo_durable"
+_CODEC: CodecOptions[Document] = CodecOptions(document_class=dict, tz_aware=True, tzinfo=UTC)
+_OWN_CLIENT_OPTIONS: dict[str, Any] = {"appname": "mongo_durable", "serverSelectionTimeoutMS": 10_000}
+
+
+class Endpoint:
+    """Where the database is: a URI, or a client that the application holds.
+
+    Args:
+        uri: A MongoDB URI. May be None when a client is given; then the change stream and the heartbeat use copies of that client's settings.
+        client: A PyMongo `AsyncMongoClient` or a Motor `AsyncIOMotorClient`. It is never closed by mongo_durable.
+        database: Name of the database.
+    """
+
+    def __init__(self, uri: str | None, database: str = DEFAULT_DATABASE, client: Any = None) -> None:
+        if uri is None and client is None:
+            raise ConfigurationError("no MongoDB: pass uri= or client=, or set MONGO_DURABLE_URI")
+        if client is not None and not hasattr(client, "get_database"):
+            raise ConfigurationError(f"client= takes an AsyncMongoClient or an AsyncIOMotorClient, not {type(client).__name__}")
+        if isinstance(client, MongoClient):
+            raise ConfigurationError("client= takes an async client (AsyncMongoClient or AsyncIOMotorClient), not the synchronous MongoClient")
+        self.uri = uri
+        self.client = client
+        self.database = database
+        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
+
+    def connection(self) -> Connection:
+        """The connection of the running event loop, made on first use and closed with the loop or by `aclose`."""
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(loop)
+        if found is None or found.is_closed:
+            found = Connection(self.client if self.client is not None else self._new_async_client(), self.database, is_owned=self.client is None)
+            self._connections[loop] = found
+        return found
+
+    def dedicated_connection(self) -> Connection:
+        """A further connection on a client of its own, for a change stream. The caller closes it."""
+        return Connection(self._new_async_client(), self.database, is_owned=True)
+
+    def sync_client(self) -> MongoClient[Document]:
+        """A synchronous client of its own, for the heartbeat's thread. The caller closes it."""
+        if self.uri is not None:
+            with no_driver_errors():
+                return MongoClient(self.uri, **_OWN_CLIENT_OPTIONS)
+        return MongoClient(**self._settings_of_client())
+
+    def _new_async_client(self) -> AsyncMongoClient[Document]:
+        if self.uri is not None:
+            with no_driver_errors():
+                return AsyncMongoClient(self.uri, **_OWN_CLIENT_OPTIONS)
+        return AsyncMongoClient(**self._settings_of_client())
+
+    def _settings_of_client(self) -> dict[str, Any]:
+        # PyMongo keeps the constructor's arguments for its own duplicates (seen in 4.15 to 4.20; a contract test watches it). Motor wraps a
+        # MongoClient.
+        inner = getattr(self.client, "delegate", self.client)
+        settings = getattr(inner, "_init_kwargs", None)
+        if settings is None:
+            raise ConfigurationError("the settings of client= cannot be read with this driver version: pass uri= beside it")
+        kept = {name: value for name, value in settings.items() if name not in ("_connect", "connect", "document_class", "tz_aware", "type_registry")}
+        return {**kept, **_OWN_CLIENT_OPTIONS}
+
+    async def aclose(self) -> None:
+        """Close this loop's connection, if it was made here."""
+        found = self._connections.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found.aclose()
+
+
+class Connection:
+    """The collections of one database, on one client, for one event loop."""
+
+    def __init__(self, client: Any, database: str, *, is_owned: bool) -> None:
+        self.client = client
+        self.is_owned = is_owned
+        self.is_motor = type(client).__module__.startswith("motor.")
+        self.is_closed = False
+        self.is_schema_checked = False
+        self.database = client.get_database(
+            database, codec_options=_CODEC, write_concern=MAJORITY, read_concern=ReadConcern("majority"), read_preference=ReadPreference.PRIMARY
+        )
+        self.runs = self.database["runs"]
+        self.activity_events = self.database["activity_events"]
+        self.frontiers = self.database["frontiers"]
+        self.resolutions = self.database["resolutions"]
+        self.runners = self.database["runners"]
+        self.threads = self.database["threads"]
+        self.thread_states = self.database["thread_states"]
+        self.memory = self.database["memory"]
+        self.payloads = self.database["payloads"]
+        self._on_close: list[Callable[[], Awaitable[None]]] = []
+        self._close_with_loop = _close_when_loop_shuts_down(weakref.ref(self))
+        self._is_watching_loop = False
+
+    def on_close(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Run `action` before the client is closed."""
+        self._on_close.append(action)
+
+    async def watch_loop(self) -> None:
+        """Close this connection when the loop shuts down, so that `asyncio.run` leaves no open client behind."""
+        if not self._is_watching_loop:
+            self._is_watching_loop = True
+            await anext(self._close_with_loop)
+
+    async def aclose(self) -> None:
+        """Stop what runs on this connection and close its client, if it was made here. Calling again does nothing."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        for action in self._on_close:
+            await action()
+        if self.is_owned:
+            await self.client.close()
+
+    async def transaction(self, body: Callable[[Session], Awaitable[T]]) -> T:
+        """Run `body` in one transaction: snapshot reads, majority commit, primary.
+
+        The body may run more than once; it must not catch driver errors.
+
+        Raises:
+            StoreUnavailable, CommitUnknown: The database could not be reached, or the commit's answer was lost.
+        """
+        async with self._session() as session:
+            return await session.with_transaction(
+                body, read_concern=ReadConcern("snapshot"), write_concern=MAJORITY, read_preference=ReadPreference.PRIMARY
+            )
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Session]:
+        started = self.client.start_session()
+        session = (await started) if self.is_motor else started  # Motor awaits start_session, PyMongo does not
+        async with session:
+            yield session
+
+    async def aggregate(self, collection: Any, pipeline: Sequence[Mapping[str, Any]]) -> list[Document]:
+        """All results of an aggregation."""
+        cursor = collection.aggregate(pipeline)
+        if not self.is_motor:
+            cursor = await cursor
+        found: list[Document] = await cursor.to_list(None)
+        return found
+
+    @asynccontextmanager
+    async def change_stream(self, collection: Any, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> AsyncIterator[Any]:
+        """An open change stream on `collection`."""
+        opened = collection.watch(pipeline, **options)
+        if not self.is_motor:
+            opened = await opened
+        async with opened as stream:
+            yield stream
+
+    async def operation_time(self) -> Any:
+        """The server's operation time now: where a change stream has to start so that a sweep made after this call misses nothing."""
+        async with self._session() as session:
+            await self.database.command("ping", session=session)
+            return session.operation_time
+
+
+async def _close_when_loop_shuts_down(connection: weakref.ref[Connection]) -> AsyncIterator[None]:
+    # asyncio.run closes open async generators after it has cancelled the tasks: the one hook that a library has for the end of a loop.
+    try:
+        yield
+    finally:
+        alive = connection()
+        if alive is not None:
+            try:
+                await alive.aclose()
+            except PyMongoError as error:
+                raise translate(error) from None

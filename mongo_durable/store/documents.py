@@ -1,0 +1,271 @@
+"""Stored documents and the objects that they stand for. The only place that knows stored field names of events, frontiers, resolutions and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+
+from mongo_durable.errors import SchemaVersionMismatch
+from mongo_durable.protocol.events import OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.frontier import FrontierEntry
+from mongo_durable.protocol.identity import Position
+
+SCHEMA_VERSION = 1
+Document = dict[str, Any]
+
+
+def check_version(document: Mapping[str, Any]) -> None:
+    """Refuse a document of a newer release.
+
+    Raises:
+        SchemaVersionMismatch: It is newer than this release reads.
+    """
+    found = document.get("schema_version", 0)
+    if found > SCHEMA_VERSION:
+        raise SchemaVersionMismatch(
+            f"a document has schema version {found}, this release reads up to {SCHEMA_VERSION}: upgrade mongo_durable in this process",
+            expected=SCHEMA_VERSION,
+            found=found,
+        )
+
+
+def event_document(event: Event, event_id: ObjectId) -> Document:
+    """The document of `event`. `event_id` is made before the first send and never changes, so that a repeated send is recognised."""
+    document: Document = {
+        "_id": event_id,
+        "run_id": event.run_id,
+        "seq": event.seq,
+        "fence": event.fence,
+        "type": event.type.value,
+        "at": event.at,
+        "schema_version": SCHEMA_VERSION,
+    }
+    if event.position is not None:
+        document["position"] = event.position.text
+        document["path"] = "/".join(event.position.path)
+        document["step"] = event.position.step
+        document["ordinal"] = event.position.ordinal
+    if event.activity_id is not None:
+        document["activity_id"] = event.activity_id
+    if event.kind is not None:
+        document["kind"] = event.kind.value
+    if event.name is not None:
+        document["name"] = event.name
+    if event.input_digest is not None:
+        document["input_digest"] = event.input_digest
+    if event.type in _WITH_VALUE:
+        document["value"] = event.value
+    if event.error is not None:
+        document["error"] = dict(event.error)
+    if event.type in OUTCOMES:
+        document["outcome"] = True  # the unique partial index on (run_id, activity_id) counts these: the database itself enforces I3
+    document.update(event.data)
+    return document
+
+
+_WITH_VALUE = frozenset({EventType.RUN_SUBMITTED, EventType.RUN_COMPLETED, EventType.ACTIVITY_STARTED, EventType.ACTIVITY_COMPLETED})
+_COMMON = frozenset(
+    [
+        "_id",
+        "run_id",
+        "seq",
+        "fence",
+        "type",
+        "at",
+        "schema_version",
+        "position",
+        "path",
+        "step",
+        "ordinal",
+        "activity_id",
+        "kind",
+        "name",
+        "input_digest",
+        "value",
+        "error",
+        "outcome",
+    ]
+)
+
+
+def event_from(document: Mapping[str, Any]) -> Event:
+    """The event that `document` stands for.
+
+    Raises:
+        SchemaVersionMismatch: It is of a newer release.
+    """
+    check_version(document)
+    position = document.get("position")
+    kind = document.get("kind")
+    event_type = EventType(document["type"])
+    data = {name: value for name, value in document.items() if name not in _COMMON}
+    if event_type is EventType.STEP_COMMITTED:
+        data["step"] = document["step"]
+    return Event(
+        run_id=document["run_id"],
+        seq=document["seq"],
+        fence=document["fence"],
+        type=event_type,
+        at=document.get("at"),
+        activity_id=document.get("activity_id"),
+        position=Position.parse(position) if position is not None else None,
+        kind=ActivityKind(kind) if kind is not None else None,
+        name=document.get("name"),
+        input_digest=document.get("input_digest"),
+        value=document.get("value"),
+        error=document.get("error"),
+        data=data,
+    )
+
+
+def entry_document(entry: FrontierEntry, value: Any) -> Document:
+    """An entry inside its frontier; `value` is the entry's value or the reference that stands for it."""
+    return {
+        "activity_id": entry.activity_id,
+        "position": entry.position.text,
+        "kind": entry.kind.value,
+        "name": entry.name,
+        "value": value,
+        "response_schema": dict(entry.response_schema) if entry.response_schema is not None else None,
+        "digest": entry.digest,
+    }
+
+
+def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
+    """The entry that `document` stands for, with its value brought in."""
+    return FrontierEntry(
+        activity_id=document["activity_id"],
+        position=Position.parse(document["position"]),
+        kind=ActivityKind(document["kind"]),
+        name=document["name"],
+        value=value,
+        response_schema=document["response_schema"],
+        digest=document["digest"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFrontier:
+    """A frontier as stored.
+
+    Attributes:
+        seq: Of its `activities.suspended` event.
+        opened_at, expires_at: The server's clock; no `expires_at` means that it waits for ever.
+        digest: Over all entries: what a reviewer pins.
+    """
+
+    run_id: str
+    workflow: str
+    thread_id: str
+    generation: int
+    status: FrontierStatus
+    seq: int
+    fence: int
+    attempt: ObjectId
+    entries: tuple[FrontierEntry, ...]
+    digest: str
+    opened_at: datetime | None
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """The receipt of answers that were accepted: majority-committed when the caller has it.
+
+    Attributes:
+        answers_digest: Digest of the answers; the same answers again give the same receipt.
+        resolved_at: The server's clock.
+    """
+
+    run_id: str
+    generation: int
+    answers_digest: str
+    resolved_by: str | None
+    note: str | None
+    resolved_at: datetime | None
+
+
+def resolution_from(document: Mapping[str, Any]) -> Resolution:
+    """The receipt of a stored resolution."""
+    check_version(document)
+    return Resolution(
+        run_id=document["run_id"],
+        generation=document["generation"],
+        answers_digest=document["answers_digest"],
+        resolved_by=document.get("resolved_by"),
+        note=document.get("note"),
+        resolved_at=document.get("at"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHead:
+    """The head of a run: its state between events.
+
+    Attributes:
+        fence: Of the newest claim; the history may be one behind while an attempt starts.
+        attempt: Id of the newest attempt.
+        owner: The process that has the run, while it is running.
+        base_turn: The turn of the thread whose committed state the run starts from; 0 means from nothing.
+        input, output: As stored: a large one is a reference until `heads.get` brings it in.
+        settings: The run's own configuration, the same in every attempt (plain value).
+    """
+
+    run_id: str
+    status: RunStatus
+    fence: int
+    attempt: ObjectId | None
+    owner: str | None
+    generation: int
+    workflow: str
+    version: str
+    thread_id: str
+    turn: int
+    base_turn: int
+    input: Any
+    input_digest: str
+    settings: Any
+    output: Any
+    error: Mapping[str, Any] | None
+    is_cancel_requested: bool
+    cancel_reason: str | None
+    submitted_at: datetime | None
+    claimed_at: datetime | None
+    ended_at: datetime | None
+
+
+def head_from(document: Mapping[str, Any]) -> RunHead:
+    """The head that `document` stands for.
+
+    Raises:
+        SchemaVersionMismatch: It is of a newer release.
+    """
+    check_version(document)
+    cancel = document.get("cancel")
+    return RunHead(
+        run_id=document["_id"],
+        status=RunStatus(document["status"]),
+        fence=document["fence"],
+        attempt=document["attempt"],
+        owner=document["owner"],
+        generation=document["generation"],
+        workflow=document["workflow"]["name"],
+        version=document["workflow"]["version"],
+        thread_id=document["thread_id"],
+        turn=document["turn"],
+        base_turn=document["base_turn"],
+        input=document["input"],
+        input_digest=document["input_digest"],
+        settings=document.get("settings") or {},
+        output=document.get("output"),
+        error=document.get("error"),
+        is_cancel_requested=cancel is not None,
+        cancel_reason=cancel.get("reason") if cancel else None,
+        submitted_at=document.get("submitted_at"),
+        claimed_at=document.get("claimed_at"),
+        ended_at=document.get("ended_at"),
+    )

@@ -1,0 +1,50 @@
+"""Reading the history of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mongo_durable.errors import CorruptHistory
+from mongo_durable.protocol.events import Event
+from mongo_durable.store.connection import Connection
+from mongo_durable.store.documents import Document, event_from
+from mongo_durable.store.faults import store_call
+from mongo_durable.store.payloads import bring_in
+
+_ONE_BATCH = 1_000_000  # the reply is cut at 16 MB anyway; a normal history is one reply
+
+
+@store_call
+async def read_history(connection: Connection, run_id: str, *, up_to: int | None = None, after: int = 0) -> list[Event]:
+    """The events of a run in order of `seq`, majority-committed, with large values brought in. One query, and one more if there are large values.
+
+    Args:
+        up_to: The seq that must be the last one: a read that ends before it is repeated by the caller's claim logic. None reads what is there.
+        after: Leave out events up to this seq.
+
+    Raises:
+        CorruptHistory: There is a hole.
+    """
+    wanted: dict[str, Any] = {"run_id": run_id}
+    if up_to is not None or after:
+        wanted["seq"] = {"$gt": after, **({"$lte": up_to} if up_to is not None else {})}
+    documents: list[Document] = await connection.activity_events.find(wanted, batch_size=_ONE_BATCH).sort("seq", 1).to_list(None)
+    for index, document in enumerate(documents, start=after + 1):
+        if document["seq"] != index:
+            raise CorruptHistory(f"run {run_id}: event {index} is missing", run_id=run_id, seq=index)
+    if up_to is not None and len(documents) != up_to - after:
+        raise CorruptHistory(f"run {run_id}: the history ends at event {after + len(documents)}, expected {up_to}", run_id=run_id, seq=up_to)
+    return await _with_values(connection, run_id, [event_from(document) for document in documents])
+
+
+async def _with_values(connection: Connection, run_id: str, events: list[Event]) -> list[Event]:
+    values = await bring_in(connection, run_id, [event.value for event in events])
+    answered = [(index, activity_id) for index, event in enumerate(events) for activity_id in event.data.get("answers", ())]
+    answers = await bring_in(connection, run_id, [events[index].data["answers"][activity_id] for index, activity_id in answered])
+    for index, value in enumerate(values):
+        if value is not events[index].value:
+            events[index] = replace(events[index], value=value)
+    for (index, activity_id), answer in zip(answered, answers, strict=True):
+        events[index].data["answers"][activity_id] = answer  # the dict was decoded for this event alone
+    return events

@@ -1,0 +1,55 @@
+"""Named points around every store write, at which a test can pause, fail or kill the process.
+
+In production a point costs one comparison. `tests/crash` reads `FailPoint` and fails when a point is never reached by any test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+
+class FailPoint(StrEnum):
+    """`<write>.before` and `.after` the write as the caller sees it; `.inside` between the head and the event of one transaction."""
+
+    SUBMIT_BEFORE = "submit.before"
+    SUBMIT_INSIDE = "submit.inside"
+    SUBMIT_AFTER = "submit.after"
+    CLAIM_HEAD_BEFORE = "claim_head.before"
+    CLAIM_HEAD_AFTER = "claim_head.after"
+    CLAIM_EVENT_BEFORE = "claim_event.before"
+    CLAIM_EVENT_AFTER = "claim_event.after"
+    APPEND_BEFORE = "append.before"
+    APPEND_AFTER = "append.after"
+    PAYLOAD_BEFORE = "payload.before"
+    PAYLOAD_AFTER = "payload.after"
+    SUSPEND_BEFORE = "suspend.before"
+    SUSPEND_INSIDE = "suspend.inside"
+    SUSPEND_AFTER = "suspend.after"
+    RESOLVE_BEFORE = "resolve.before"
+    RESOLVE_INSIDE = "resolve.inside"
+    RESOLVE_AFTER = "resolve.after"
+    EXPIRE_BEFORE = "expire.before"
+    EXPIRE_INSIDE = "expire.inside"
+    EXPIRE_AFTER = "expire.after"
+    END_BEFORE = "end.before"
+    END_INSIDE = "end.inside"
+    END_AFTER = "end.after"
+    CANCEL_BEFORE = "cancel.before"
+    CANCEL_INSIDE = "cancel.inside"
+    CANCEL_AFTER = "cancel.after"
+    RETRY_BEFORE = "retry.before"
+    RETRY_INSIDE = "retry.inside"
+    RETRY_AFTER = "retry.after"
+    RELEASE_BEFORE = "release.before"
+    RELEASE_AFTER = "release.after"
+
+
+handler: Callable[[FailPoint], Awaitable[None]] | None = None
+"""Set by tests only. It may sleep, raise, or kill the process."""
+
+
+async def reach(point: FailPoint) -> None:
+    """Tell the handler, if there is one, that `point` was reached."""
+    if handler is not None:
+        await handler(point)

@@ -1,0 +1,358 @@
+"""Frontiers and resolutions: suspend, resolve, expire. Each is one transaction that writes the head first and the event last.
+
+After a suspension nothing but what the head serialises can write to the run, so the answer's event stands at the frontier's seq + 1: no tail is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pymongo.errors import DuplicateKeyError
+
+from mongo_durable.errors import (
+    FrontierExpired,
+    IncompleteResolution,
+    ResolutionConflict,
+    RunNotFound,
+    RunNotSuspended,
+    StaleGeneration,
+    Superseded,
+    UnknownActivity,
+)
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, in_position_order
+from mongo_durable.store import heads
+from mongo_durable.store.appender import Channel
+from mongo_durable.store.claims import Claim
+from mongo_durable.store.connection import Connection, Session
+from mongo_durable.store.documents import (
+    SCHEMA_VERSION,
+    Document,
+    Resolution,
+    StoredFrontier,
+    check_version,
+    entry_document,
+    entry_from,
+    resolution_from,
+)
+from mongo_durable.store.failpoints import FailPoint, reach
+from mongo_durable.store.faults import store_call
+from mongo_durable.store.heads import Lost, insert_event, move_head
+from mongo_durable.store.payloads import bring_in, move_out_all
+
+
+@store_call
+async def suspend(
+    connection: Connection, claimed: Claim, channel: Channel, entries: Sequence[FrontierEntry], expires_in: timedelta | None = None
+) -> StoredFrontier:
+    """Suspend the run on the frontier given by `entries`, all of them or none. The channel must be drained.
+
+    A call whose commit was not acknowledged may be repeated: if the frontier is this attempt's, it is returned.
+
+    Raises:
+        Superseded: The attempt is no longer the run's.
+
+    Writes: `runs`, `frontiers`, `activity_events` in one transaction; the body may run more than once. Payload chunks before it.
+    Invariants: I2, I5, I10.
+    """
+    head = claimed.head
+    run_id, generation = head.run_id, head.generation + 1
+    ordered = in_position_order(entries)
+    values = await move_out_all(connection, run_id, [entry.value for entry in ordered])
+    whole = frontier_digest(ordered)
+    frontier_id = f"{run_id}/{generation}"
+    document: Document = {
+        "_id": frontier_id,
+        "run_id": run_id,
+        "schema_version": SCHEMA_VERSION,
+        "workflow": head.workflow,
+        "thread_id": head.thread_id,
+        "generation": generation,
+        "status": FrontierStatus.OPEN.value,
+        "seq": channel.seq + 1,
+        "fence": channel.fence,
+        "attempt": claimed.attempt,
+        "entries": [entry_document(entry, value) for entry, value in zip(ordered, values, strict=True)],
+        "digest": whole,
+        "expires_at": None,
+    }
+    data = {
+        "generation": generation,
+        "digest": whole,
+        "entries": [
+            {
+                "activity_id": entry.activity_id,
+                "position": entry.position.text,
+                "kind": entry.kind.value,
+                "name": entry.name,
+                "digest": entry.digest,
+            }
+            for entry in ordered
+        ],
+    }
+
+    async def body(session: Session) -> None:
+        expected = {"_id": run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
+        moved = await move_head(
+            connection, session, expected, {"status": RunStatus.SUSPENDED.value, "generation": generation, "owner": None, "suspended_at": "$$NOW"}
+        )
+        await reach(FailPoint.SUSPEND_INSIDE)
+        opened_at = moved["suspended_at"]  # the server's clock
+        expires_at = opened_at + expires_in if expires_in is not None else None
+        await connection.frontiers.insert_one({**document, "opened_at": opened_at, "expires_at": expires_at}, session=session)
+        event = Event(run_id=run_id, seq=channel.seq + 1, fence=channel.fence, type=EventType.ACTIVITIES_SUSPENDED, data=data)
+        await insert_event(connection, session, event)
+
+    await reach(FailPoint.SUSPEND_BEFORE)
+    try:
+        await connection.transaction(body)
+    except (Lost, DuplicateKeyError):
+        pass  # lost, or mine already: the frontier that is there says which
+    stored = await connection.frontiers.find_one({"_id": frontier_id})
+    if stored is None or stored["attempt"] != claimed.attempt:
+        raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id)
+    await reach(FailPoint.SUSPEND_AFTER)
+    return await _from_document(connection, stored)
+
+
+async def _from_document(connection: Connection, document: Mapping[str, Any]) -> StoredFrontier:
+    check_version(document)
+    values = await bring_in(connection, document["run_id"], [entry["value"] for entry in document["entries"]])
+    return StoredFrontier(
+        run_id=document["run_id"],
+        workflow=document["workflow"],
+        thread_id=document["thread_id"],
+        generation=document["generation"],
+        status=FrontierStatus(document["status"]),
+        seq=document["seq"],
+        fence=document["fence"],
+        attempt=document["attempt"],
+        entries=tuple(entry_from(entry, value) for entry, value in zip(document["entries"], values, strict=True)),
+        digest=document["digest"],
+        opened_at=document["opened_at"],
+        expires_at=document["expires_at"],
+    )
+
+
+@store_call
+async def get(connection: Connection, run_id: str, generation: int) -> StoredFrontier | None:
+    """One frontier, or None if the run never opened it."""
+    document = await connection.frontiers.find_one({"_id": f"{run_id}/{generation}"})
+    return await _from_document(connection, document) if document is not None else None
+
+
+@store_call
+async def open_frontiers(
+    connection: Connection, *, workflow: str | None = None, thread_id: str | None = None, run_id: str | None = None, limit: int = 1000
+) -> list[StoredFrontier]:
+    """Frontiers that wait for answers, oldest first."""
+    wanted: dict[str, Any] = {"status": FrontierStatus.OPEN.value}
+    if workflow is not None:
+        wanted["workflow"] = workflow
+    if thread_id is not None:
+        wanted["thread_id"] = thread_id
+    if run_id is not None:
+        wanted["run_id"] = run_id
+    documents = await connection.frontiers.find(wanted).sort("opened_at", 1).limit(limit).to_list(None)
+    return [await _from_document(connection, document) for document in documents]
+
+
+@store_call
+async def resolve(
+    connection: Connection,
+    frontier: StoredFrontier,
+    answers: Mapping[str, Any],
+    *,
+    resolved_by: str | None = None,
+    note: str | None = None,
+) -> Resolution:
+    """Record all answers of a frontier at once. When this returns they are majority-committed and the run can go on (I10).
+
+    Args:
+        frontier: As read; its entries never change.
+        answers: Plain value by activity id, already validated.
+
+    Returns:
+        The receipt; the same answers again give the same one.
+
+    Raises:
+        UnknownActivity, IncompleteResolution: The answers are not exactly the frontier's.
+        ResolutionConflict: Other answers were first.
+        FrontierExpired, StaleGeneration, RunNotSuspended: The frontier is not open any more.
+
+    Writes: `runs`, `frontiers`, `resolutions`, `activity_events` in one transaction; the body may run more than once.
+    Invariants: I6, I10.
+    """
+    run_id, generation = frontier.run_id, frontier.generation
+    _check_complete(frontier, answers)
+    frontier_id = f"{run_id}/{generation}"
+    answers_digest = digest(dict(answers))
+    ids = list(answers)
+    stored = dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
+
+    async def body(session: Session) -> Document:
+        head = await move_head(
+            connection,
+            session,
+            {"_id": run_id, "status": RunStatus.SUSPENDED.value, "generation": generation},
+            {"status": RunStatus.READY.value, "available_at": "$$NOW"},
+        )
+        await reach(FailPoint.RESOLVE_INSIDE)
+        closed = await connection.frontiers.update_one(
+            {
+                "_id": frontier_id,
+                "status": FrontierStatus.OPEN.value,
+                "$expr": {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]},
+            },
+            {"$set": {"status": FrontierStatus.RESOLVED.value}},
+            session=session,
+        )
+        if closed.matched_count != 1:
+            raise Lost
+        resolution: Document = {
+            "_id": frontier_id,
+            "run_id": run_id,
+            "schema_version": SCHEMA_VERSION,
+            "generation": generation,
+            "seq": frontier.seq + 1,
+            "answers": stored,
+            "answers_digest": answers_digest,
+            "resolved_by": resolved_by,
+            "note": note,
+            "at": head["available_at"],
+        }
+        await connection.resolutions.insert_one(resolution, session=session)
+        event = Event(
+            run_id=run_id,
+            seq=frontier.seq + 1,
+            fence=frontier.fence,
+            type=EventType.ACTIVITIES_RESOLVED,
+            data={"generation": generation, "answers": stored, "resolved_by": resolved_by, "note": note},
+        )
+        await insert_event(connection, session, event)
+        return resolution
+
+    await reach(FailPoint.RESOLVE_BEFORE)
+    try:
+        receipt = resolution_from(await connection.transaction(body))
+    except (Lost, DuplicateKeyError):
+        receipt = await _why_lost(connection, frontier, answers_digest)
+    await reach(FailPoint.RESOLVE_AFTER)
+    return receipt
+
+
+def _check_complete(frontier: StoredFrontier, answers: Mapping[str, Any]) -> None:
+    asked = [entry.activity_id for entry in frontier.entries]
+    extra = [each for each in answers if each not in asked]
+    missing = [each for each in asked if each not in answers]
+    if extra and len(extra) == len(answers):
+        raise UnknownActivity(
+            f"run {frontier.run_id}: none of the answered activity ids is in its open frontier (generation {frontier.generation})",
+            run_id=frontier.run_id,
+            activity_ids=extra,
+        )
+    if missing or extra:
+        raise IncompleteResolution(
+            f"run {frontier.run_id}: a frontier is answered whole; missing: {', '.join(missing) or 'none'}; not in it: {', '.join(extra) or 'none'}",
+            run_id=frontier.run_id,
+            missing=missing,
+            extra=extra,
+        )
+
+
+async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_digest: str) -> Resolution:
+    """Classify inside a transaction that commits with majority: a plain majority read may not see the winner yet."""
+    run_id, generation = frontier.run_id, frontier.generation
+    frontier_id = f"{run_id}/{generation}"
+
+    async def body(session: Session) -> tuple[Document | None, Document | None, Document | None]:
+        return (
+            await connection.resolutions.find_one({"_id": frontier_id}, session=session),
+            await connection.frontiers.find_one({"_id": frontier_id}, session=session),
+            await connection.runs.find_one({"_id": run_id}, session=session),
+        )
+
+    resolution, stored, head = await connection.transaction(body)
+    if resolution is not None:
+        if resolution["answers_digest"] == answers_digest:
+            return resolution_from(resolution)
+        raise ResolutionConflict(f"run {run_id}: generation {generation} was answered before with other answers; the first ones stand", run_id=run_id)
+    if head is None or stored is None:
+        raise RunNotFound(f"run {run_id} or its frontier {generation} is gone", run_id=run_id)
+    if stored["status"] != FrontierStatus.CANCELLED.value and (
+        stored["status"] == FrontierStatus.EXPIRED.value or head["status"] == RunStatus.SUSPENDED.value
+    ):
+        raise FrontierExpired(
+            f"run {run_id}: generation {generation} passed its deadline at {stored['expires_at']:%Y-%m-%d %H:%M:%SZ}", run_id=run_id
+        )
+    if head["generation"] != generation:
+        raise StaleGeneration(
+            f"run {run_id} is at generation {head['generation']}, the answers are for {generation}",
+            run_id=run_id,
+            expected=generation,
+            found=head["generation"],
+        )
+    raise RunNotSuspended(f"run {run_id} is {head['status']} and waits for no answer", run_id=run_id, status=head["status"])
+
+
+@store_call
+async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any]) -> bool:
+    """Close a frontier that is past its deadline with the declared default answers. Exactly one process does it; False says that it was not this one.
+
+    Writes: `runs`, `frontiers`, `activity_events` in one transaction.
+    Invariants: I6.
+    """
+    run_id, generation = frontier.run_id, frontier.generation
+
+    async def body(session: Session) -> None:
+        await move_head(
+            connection,
+            session,
+            {"_id": run_id, "status": RunStatus.SUSPENDED.value, "generation": generation},
+            {"status": RunStatus.READY.value, "available_at": "$$NOW"},
+        )
+        await reach(FailPoint.EXPIRE_INSIDE)
+        closed = await connection.frontiers.update_one(
+            {
+                "_id": f"{run_id}/{generation}",
+                "status": FrontierStatus.OPEN.value,
+                "expires_at": {"$ne": None},
+                "$expr": {"$lte": ["$expires_at", "$$NOW"]},
+            },
+            {"$set": {"status": FrontierStatus.EXPIRED.value}},
+            session=session,
+        )
+        if closed.matched_count != 1:
+            raise Lost
+        event = Event(
+            run_id=run_id,
+            seq=frontier.seq + 1,
+            fence=frontier.fence,
+            type=EventType.FRONTIER_EXPIRED,
+            data={"generation": generation, "answers": dict(answers)},
+        )
+        await insert_event(connection, session, event)
+
+    await reach(FailPoint.EXPIRE_BEFORE)
+    try:
+        await connection.transaction(body)
+    except (Lost, DuplicateKeyError):
+        return False
+    await reach(FailPoint.EXPIRE_AFTER)
+    return True
+
+
+async def current(connection: Connection, run_id: str) -> StoredFrontier:
+    """The open frontier of a run.
+
+    Raises:
+        RunNotFound, RunNotSuspended: There is none.
+    """
+    head = await heads.get(connection, run_id)
+    frontier = await get(connection, run_id, head.generation) if head.generation else None
+    if frontier is None:
+        raise RunNotSuspended(f"run {run_id} is {head.status} and waits for no answer", run_id=run_id, status=str(head.status))
+    return frontier

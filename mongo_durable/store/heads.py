@@ -1,0 +1,106 @@
+"""What all transactions on a run's head share.
+
+Rule T0: every change of a run's state writes `runs` FIRST, by a filter that names the exact expected status, fence or generation, and attempt. The
+one document a run serialises everything that concerns it; nothing matched means `Lost`: abort, then find out why by reading.
+Rule T2: the event is the last write. Rule T3: a duplicate key inside means lost as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo import ReturnDocument
+
+from mongo_durable.errors import RunNotFound
+from mongo_durable.protocol.events import Event, EventType
+from mongo_durable.store.connection import Connection, Session
+from mongo_durable.store.documents import Document, RunHead, event_document, head_from
+from mongo_durable.store.faults import store_call
+from mongo_durable.store.payloads import bring_in
+
+
+class Lost(Exception):
+    """The head is not in the expected state. Never leaves the store."""
+
+
+async def move_head(connection: Connection, session: Session | None, expected: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
+    """Compare-and-set on a head; returns the document after the change. `change` is an update-pipeline `$set`, so `$$NOW` works.
+
+    Raises:
+        Lost: No head matched.
+    """
+    found: Document | None = await connection.runs.find_one_and_update(
+        expected, [{"$set": dict(change)}], return_document=ReturnDocument.AFTER, session=session
+    )
+    if found is None:
+        raise Lost
+    return found
+
+
+async def insert_event(connection: Connection, session: Session | None, event: Event) -> None:
+    """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
+    if event.at is None:
+        event = replace(event, at=datetime.now(UTC))
+    await connection.activity_events.insert_one(event_document(event, ObjectId()), session=session)
+
+
+async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:
+    """The newest event of a run: `_id`, seq, fence, type."""
+    found: Document | None = await connection.activity_events.find_one(
+        {"run_id": run_id}, {"seq": 1, "fence": 1, "type": 1}, sort=[("seq", -1)], session=session
+    )
+    if found is None:
+        raise Lost
+    return found
+
+
+async def free_thread(connection: Connection, session: Session, thread_id: str, run_id: str, change: Mapping[str, Any] | None = None) -> None:
+    """The run no longer holds its thread. Idempotent."""
+    await connection.threads.update_one({"_id": thread_id, "active_run": run_id}, {"$set": {"active_run": None, **(change or {})}}, session=session)
+
+
+@store_call
+async def get(connection: Connection, run_id: str) -> RunHead:
+    """The head of a run, with input and output brought in.
+
+    Raises:
+        RunNotFound: There is none.
+    """
+    document = await connection.runs.find_one({"_id": run_id})
+    if document is None:
+        raise RunNotFound(f"there is no run {run_id!r} in database {connection.database.name!r}", run_id=run_id)
+    document["input"], document["output"] = await bring_in(connection, run_id, [document["input"], document.get("output")])
+    return head_from(document)
+
+
+@store_call
+async def listing(
+    connection: Connection,
+    *,
+    status: str | None = None,
+    workflow: str | None = None,
+    thread_id: str | None = None,
+    limit: int = 100,
+) -> list[RunHead]:
+    """Heads, newest first, without bringing in large inputs and outputs."""
+    wanted: dict[str, Any] = {}
+    if status is not None:
+        wanted["status"] = status
+    if workflow is not None:
+        wanted["workflow.name"] = workflow
+    if thread_id is not None:
+        wanted["thread_id"] = thread_id
+    documents = await connection.runs.find(wanted).sort("submitted_at", -1).limit(limit).to_list(None)
+    return [head_from(document) for document in documents]
+
+
+ENDING = {
+    EventType.RUN_COMPLETED: "completed",
+    EventType.RUN_FAILED: "failed",
+    EventType.RUN_DIVERGED: "diverged",
+    EventType.RUN_CANCELLED: "cancelled",
+}

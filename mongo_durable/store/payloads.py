@@ -1,0 +1,129 @@
+"""Values too large for the document that they belong to.
+
+A value of more than 256 KB is cut into chunks of 1 MB in `payloads`, and a reference stands in its place. Chunks are keyed `run_id/digest/n`, so a
+run owns its chunks, writing them again is harmless, and nothing fails at 16 MB. They are written before the document that refers to them, never
+inside its transaction; what a crash leaves behind without a reference is removed with its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import bson
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import BulkWriteError
+
+from mongo_durable.errors import CorruptHistory
+from mongo_durable.protocol.values import ENVELOPE_KEY
+from mongo_durable.store.connection import Connection
+from mongo_durable.store.documents import SCHEMA_VERSION
+from mongo_durable.store.failpoints import FailPoint, reach
+from mongo_durable.store.faults import store_call
+
+INLINE_LIMIT = 256 * 1024
+"""Bytes of BSON up to which a value stays in its document."""
+DOCUMENT_BUDGET = 4 * 1024 * 1024
+"""Bytes that the values of one document may have together before the largest move out."""
+CHUNK_SIZE = 1024 * 1024
+COMMAND_SIZE = 4 * CHUNK_SIZE
+REFERENCE_TYPE = "payload"
+_DUPLICATE_KEY = 11000
+
+
+def size(value: Any) -> int:
+    """Bytes of BSON that `value` takes."""
+    return len(bson.encode({"v": value}))
+
+
+@store_call
+async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
+    """`value` itself if it is small, else a reference to its chunks, which are durable when this returns.
+
+    Writes: `payloads`, insert only.
+    """
+    encoded = bson.encode({"v": value})
+    if len(encoded) <= INLINE_LIMIT:
+        return value
+    return await _write(connection, run_id, encoded)
+
+
+@store_call
+async def move_out_all(connection: Connection, run_id: str, values: Sequence[Any]) -> list[Any]:
+    """The same for values that share a document: beyond 4 MB together, the largest move out too."""
+    encoded = [bson.encode({"v": value}) for value in values]
+    total = sum(len(data) for data in encoded)
+    kept = list(values)
+    for index in sorted(range(len(encoded)), key=lambda index: -len(encoded[index])):
+        if len(encoded[index]) <= INLINE_LIMIT and total <= DOCUMENT_BUDGET:
+            break
+        kept[index] = await _write(connection, run_id, encoded[index])
+        total -= len(encoded[index])
+    return kept
+
+
+async def _write(connection: Connection, run_id: str, encoded: bytes) -> dict[str, Any]:
+    digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    now = datetime.now(UTC)
+    count = -(-len(encoded) // CHUNK_SIZE)
+    await reach(FailPoint.PAYLOAD_BEFORE)
+    for first in range(0, count, COMMAND_SIZE // CHUNK_SIZE):
+        chunks = [
+            RawBSONDocument(
+                bson.encode(
+                    {
+                        "_id": f"{run_id}/{digest}/{n}",
+                        "run_id": run_id,
+                        "schema_version": SCHEMA_VERSION,
+                        "digest": digest,
+                        "n": n,
+                        "created_at": now,
+                        "data": encoded[n * CHUNK_SIZE : (n + 1) * CHUNK_SIZE],
+                    }
+                )
+            )
+            for n in range(first, min(first + COMMAND_SIZE // CHUNK_SIZE, count))
+        ]
+        try:
+            await connection.payloads.insert_many(chunks, ordered=False)
+        except BulkWriteError as error:
+            # A chunk that is there already has the same bytes; but a duplicate says "durable" only when no write concern failed beside it.
+            details = error.details or {}
+            if details.get("writeConcernErrors") or any(fault["code"] != _DUPLICATE_KEY for fault in details["writeErrors"]):
+                raise
+    await reach(FailPoint.PAYLOAD_AFTER)
+    return {ENVELOPE_KEY: REFERENCE_TYPE, "value": {"digest": digest, "size": len(encoded), "chunks": count}}
+
+
+def _reference(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, dict) and value.get(ENVELOPE_KEY) == REFERENCE_TYPE:
+        reference: dict[str, Any] = value["value"]
+        return reference
+    return None
+
+
+@store_call
+async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
+    """The values with every reference replaced by what it stands for. One query whatever the number of references, none without any.
+
+    Raises:
+        CorruptHistory: A chunk is missing or damaged.
+    """
+    values = list(values)
+    wanted = {reference["digest"]: reference for value in values if (reference := _reference(value)) is not None}
+    if not wanted:
+        return values
+    parts: dict[str, dict[int, bytes]] = {digest: {} for digest in wanted}
+    ids = [f"{run_id}/{digest}/{n}" for digest, reference in wanted.items() for n in range(reference["chunks"])]
+    async for chunk in connection.payloads.find({"_id": {"$in": ids}}):
+        parts[chunk["digest"]][chunk["n"]] = bytes(chunk["data"])
+    found: dict[str, Any] = {}
+    for digest, reference in wanted.items():
+        encoded = b"".join(parts[digest][n] for n in sorted(parts[digest]))
+        if hashlib.blake2b(encoded, digest_size=16).hexdigest() != digest:
+            raise CorruptHistory(f"run {run_id}: the stored value {digest} of {reference['size']} bytes is incomplete or damaged", run_id=run_id)
+        found[digest] = encoded
+    # Decoded once for each place it stands, so that no two places share an object.
+    return [bson.decode(found[reference["digest"]])["v"] if (reference := _reference(value)) is not None else value for value in values]

@@ -1,0 +1,409 @@
+"""The beginning and the end of a run: submit, release, end, retry, cancel. Each is one transaction or one compare-and-set on the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo import ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, RunNotFound, Superseded, ThreadBusy
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import Event, EventType, RunStatus
+from mongo_durable.store import heads
+from mongo_durable.store.appender import Channel
+from mongo_durable.store.claims import Claim, claim
+from mongo_durable.store.connection import Connection, Session
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, head_from
+from mongo_durable.store.failpoints import FailPoint, reach
+from mongo_durable.store.faults import store_call
+from mongo_durable.store.heads import Lost, free_thread, insert_event, last_event, move_head
+from mongo_durable.store.payloads import bring_in, move_out
+
+_CANCEL_TRIES = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a run starts from.
+
+    Attributes:
+        thread_id: The conversation; a run without one has a thread of its own, named like the run.
+        input: Plain value (see `protocol.values`).
+        settings: Plain value: configuration that every attempt needs, small.
+        topology: Digest of the graph's nodes and edges, where it is known; for people who look into a divergence.
+    """
+
+    run_id: str
+    workflow: str
+    version: str
+    thread_id: str
+    input: Any
+    settings: Any = None
+    topology: str | None = None
+
+
+@store_call
+async def submit(connection: Connection, submission: Submission, *, owner: str | None = None, code_version: str | None = None) -> Claim | RunHead:
+    """Accept a run: when this returns it is majority-committed and will be executed (I10).
+
+    Args:
+        owner: The process that executes the run itself: then the first attempt starts in the same transaction, and its claim is returned.
+
+    Returns:
+        The claim, if `owner` is given and the run is new; else the head. The same `run_id` again is the same run.
+
+    Raises:
+        RunConflict: The `run_id` is taken by another run (other workflow, version, thread or input).
+        ThreadBusy: Another run is live on the thread.
+
+    Writes: `runs`, `threads`, `activity_events` in one transaction; the body may run more than once.
+    Invariants: I1, I10.
+    """
+    run_id = submission.run_id
+    input_digest = digest(submission.input)
+    stored_input = await move_out(connection, run_id, submission.input)
+    attempt = ObjectId() if owner is not None else None
+
+    async def body(session: Session) -> Document:
+        now = datetime.now(UTC)
+        workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
+        await connection.runs.insert_one(
+            {
+                "_id": run_id,
+                "run_id": run_id,
+                "schema_version": SCHEMA_VERSION,
+                "status": RunStatus.PENDING.value if owner is None else RunStatus.RUNNING.value,
+                "fence": 0 if owner is None else 1,
+                "attempt": attempt,
+                "owner": owner,
+                "generation": 0,
+                "workflow": workflow,
+                "thread_id": submission.thread_id,
+                "turn": 1,
+                "base_turn": 0,
+                "input": stored_input,
+                "input_digest": input_digest,
+                "settings": submission.settings,
+                "output": None,
+                "error": None,
+                "available_at": now,
+                "submitted_at": now,
+            },
+            session=session,
+        )
+        await reach(FailPoint.SUBMIT_INSIDE)
+        thread = await connection.threads.find_one_and_update(
+            {"_id": submission.thread_id, "active_run": None},
+            {
+                "$set": {"active_run": run_id},
+                "$inc": {"turn": 1},
+                "$setOnInsert": {"schema_version": SCHEMA_VERSION, "run_id": run_id, "committed_turn": 0},
+            },
+            upsert=True,
+            return_document=ReturnDocument.AFTER,
+            session=session,
+        )
+        head: Document = await connection.runs.find_one_and_update(
+            {"_id": run_id},
+            [
+                {
+                    "$set": {
+                        "turn": thread["turn"],
+                        "base_turn": thread["committed_turn"],
+                        "submitted_at": "$$NOW",
+                        "available_at": "$$NOW",
+                        **({"claimed_at": "$$NOW"} if owner is not None else {}),
+                    }
+                }
+            ],
+            return_document=ReturnDocument.AFTER,
+            session=session,
+        )
+        data = {"workflow": workflow, "thread_id": submission.thread_id, "turn": thread["turn"], "base_turn": thread["committed_turn"]}
+        await insert_event(connection, session, Event(run_id=run_id, seq=1, fence=0, type=EventType.RUN_SUBMITTED, value=stored_input, data=data))
+        if owner is not None:
+            started = {"owner": owner, "attempt": attempt, "code_version": code_version}
+            await insert_event(connection, session, Event(run_id=run_id, seq=2, fence=1, type=EventType.ATTEMPT_STARTED, data=started))
+        return head
+
+    await reach(FailPoint.SUBMIT_BEFORE)
+    try:
+        document = await connection.transaction(body)
+    except DuplicateKeyError:
+        return await _existing(connection, submission, input_digest)
+    await reach(FailPoint.SUBMIT_AFTER)
+    head = head_from(document)
+    if owner is None or attempt is None:
+        return head
+    return Claim(head=head, owner=owner, attempt=attempt, seq=2)
+
+
+async def _existing(connection: Connection, submission: Submission, input_digest: str) -> RunHead:
+    try:
+        head = await heads.get(connection, submission.run_id)
+    except RunNotFound:
+        thread = await connection.threads.find_one({"_id": submission.thread_id})
+        active = thread["active_run"] if thread else None
+        raise ThreadBusy(
+            f"thread {submission.thread_id!r} is busy with run {active!r}: wait for it, answer it or cancel it",
+            run_id=submission.run_id,
+            thread_id=submission.thread_id,
+            active_run=active,
+        ) from None
+    found = (head.workflow, head.version, head.thread_id, head.input_digest)
+    if found != (submission.workflow, submission.version, submission.thread_id, input_digest):
+        raise RunConflict(
+            f"run {submission.run_id!r} exists with another workflow, version, thread or input: choose another run_id", run_id=submission.run_id
+        )
+    return head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an attempt ends its run.
+
+    Attributes:
+        type: One of the four ends.
+        output: Plain value, of a completed run.
+        error: `{"type": …, "message": …}` and more, of a failed or diverged one.
+        thread_state: The state to commit for the thread's next turn, as (serde type, bytes) and a readable projection; None keeps the last one.
+    """
+
+    type: EventType
+    output: Any = None
+    error: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = None
+    thread_state: ThreadState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadState:
+    """The committed state of a thread after a turn: what its next turn starts from."""
+
+    serde_type: str
+    data: bytes
+    readable: Any = None
+
+
+@store_call
+async def end(connection: Connection, claimed: Claim, channel: Channel, ending: Ending) -> None:
+    """End the run under the attempt's fence. The channel must be drained.
+
+    Raises:
+        Superseded: The attempt is no longer the run's.
+
+    Writes: `runs`, `threads`, `thread_states`, `activity_events` in one transaction; payload chunks before it.
+    Invariants: I2, I10.
+    """
+    run_id, head = claimed.head.run_id, claimed.head
+    output = await move_out(connection, run_id, ending.output)
+    state = ending.thread_state
+    stored_state = None
+    if state is not None:
+        stored_state = {
+            "_id": f"{head.thread_id}/{head.turn}",
+            "run_id": run_id,
+            "thread_id": head.thread_id,
+            "schema_version": SCHEMA_VERSION,
+            "turn": head.turn,
+            "created_at": datetime.now(UTC),
+            "serde_type": state.serde_type,
+            "data": await move_out(connection, run_id, state.data),
+            "readable": await move_out(connection, run_id, state.readable),
+        }
+
+    async def body(session: Session) -> None:
+        status = heads.ENDING[ending.type]
+        change = {"status": status, "owner": None, "ended_at": "$$NOW", "output": {"$literal": output}, "error": {"$literal": ending.error}}
+        await move_head(connection, session, _as_attempt(claimed), change)
+        await reach(FailPoint.END_INSIDE)
+        committed = {}
+        if stored_state is not None:
+            await connection.thread_states.replace_one({"_id": stored_state["_id"]}, stored_state, upsert=True, session=session)
+            committed = {"committed_turn": head.turn}
+        await free_thread(connection, session, head.thread_id, run_id, committed)
+        await insert_event(
+            connection,
+            session,
+            Event(
+                run_id=run_id,
+                seq=channel.seq + 1,
+                fence=channel.fence,
+                type=ending.type,
+                value=output,
+                error=ending.error,
+                data=ending.data or {},
+            ),
+        )
+
+    await reach(FailPoint.END_BEFORE)
+    await _as_owner(connection, claimed, body)
+    await reach(FailPoint.END_AFTER)
+
+
+def _as_attempt(claimed: Claim) -> dict[str, Any]:
+    return {"_id": claimed.head.run_id, "fence": claimed.head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
+
+
+async def _as_owner(connection: Connection, claimed: Claim, body: Any) -> None:
+    try:
+        await connection.transaction(body)
+    except (Lost, DuplicateKeyError):
+        head = await heads.get(connection, claimed.head.run_id)
+        if head.status.is_end and head.attempt == claimed.attempt:
+            return  # the answer to an earlier commit was lost; it was mine
+        raise _superseded(claimed) from None
+
+
+def _superseded(claimed: Claim) -> Superseded:
+    run_id = claimed.head.run_id
+    return Superseded(f"run {run_id}: attempt {claimed.head.fence} is no longer the run's attempt", run_id=run_id)
+
+
+@store_call
+async def active_run(connection: Connection, thread_id: str) -> str | None:
+    """The run that is live on a thread, or None."""
+    thread = await connection.threads.find_one({"_id": thread_id}, {"active_run": 1})
+    return thread["active_run"] if thread is not None else None
+
+
+@store_call
+async def thread_state(connection: Connection, head: RunHead) -> ThreadState | None:
+    """The committed state that the run starts from, or None if its thread has none."""
+    if head.base_turn == 0:
+        return None
+    document = await connection.thread_states.find_one({"_id": f"{head.thread_id}/{head.base_turn}"})
+    if document is None:
+        return None
+    (data,) = await bring_in(connection, document["run_id"], [document["data"]])
+    return ThreadState(serde_type=document["serde_type"], data=bytes(data))
+
+
+@store_call
+async def release(connection: Connection, claimed: Claim) -> None:
+    """Give the run back: another attempt may start at once. The channel must be drained. Does nothing if the run is no longer this attempt's."""
+    await reach(FailPoint.RELEASE_BEFORE)
+    try:
+        await move_head(connection, None, _as_attempt(claimed), {"status": RunStatus.READY.value, "owner": None, "available_at": "$$NOW"})
+    except Lost:
+        return
+    await reach(FailPoint.RELEASE_AFTER)
+
+
+@store_call
+async def retry(connection: Connection, run_id: str) -> RunHead:
+    """Let a failed or diverged run go on from its history.
+
+    Raises:
+        RunError: The run is in another state, or its thread has moved on.
+        ThreadBusy: Another run is live on its thread.
+
+    Writes: `runs`, `threads`, `activity_events` in one transaction.
+    """
+    before = await heads.get(connection, run_id)
+
+    async def body(session: Session) -> Document:
+        retryable = [RunStatus.FAILED.value, RunStatus.DIVERGED.value]
+        change = {"status": RunStatus.READY.value, "available_at": "$$NOW", "ended_at": None, "error": None}
+        document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}}, change)
+        await reach(FailPoint.RETRY_INSIDE)
+        thread = await connection.threads.find_one({"_id": before.thread_id}, session=session)
+        if thread["active_run"] is not None:
+            raise ThreadBusy(
+                f"thread {before.thread_id!r} is busy with run {thread['active_run']!r}",
+                run_id=run_id,
+                thread_id=before.thread_id,
+                active_run=thread["active_run"],
+            )
+        if thread["committed_turn"] > before.base_turn:
+            raise RunError(f"run {run_id}: a later turn of thread {before.thread_id!r} has been committed; submit a new run instead", run_id=run_id)
+        await connection.threads.update_one({"_id": before.thread_id}, {"$set": {"active_run": run_id}}, session=session)
+        tail = await last_event(connection, run_id, session)
+        await insert_event(connection, session, Event(run_id=run_id, seq=tail["seq"] + 1, fence=tail["fence"], type=EventType.RUN_RETRIED))
+        return document
+
+    await reach(FailPoint.RETRY_BEFORE)
+    try:
+        document = await connection.transaction(body)
+    except (Lost, DuplicateKeyError):
+        now = await heads.get(connection, run_id)
+        raise RunError(f"run {run_id} is {now.status}: only failed and diverged runs can be retried", run_id=run_id) from None
+    await reach(FailPoint.RETRY_AFTER)
+    return head_from(document)
+
+
+@store_call
+async def cancel(connection: Connection, run_id: str, reason: str | None, canceller: str) -> RunHead:
+    """End a run as cancelled, whatever it does now. When this returns, nothing of it is executed or recorded any more.
+
+    A suspended run is cancelled in one transaction, with its frontier. A running or waiting one is marked (from here any claimer ends it), taken over
+    under the next fence, and ended by that attempt: its old attempt's next write is refused.
+
+    Returns:
+        The head: cancelled, or how the run ended before the cancel reached it.
+    """
+    for _ in range(_CANCEL_TRIES):
+        head = await heads.get(connection, run_id)
+        if head.status.is_end:
+            return head
+        try:
+            if head.status is RunStatus.SUSPENDED:
+                await _cancel_suspended(connection, head, reason)
+            else:
+                await reach(FailPoint.CANCEL_BEFORE)
+                live = [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.RUNNING.value]
+                mark = {"cancel": {"$ifNull": ["$cancel", {"at": "$$NOW", "reason": {"$literal": reason}}]}}
+                await move_head(connection, None, {"_id": run_id, "status": {"$in": live}}, mark)
+                await reach(FailPoint.CANCEL_INSIDE)
+                claimed = await claim(connection, run_id, canceller, is_forced=True)
+                await end_cancelled(connection, claimed)
+            await reach(FailPoint.CANCEL_AFTER)
+        except (Lost, DuplicateKeyError, RunNotClaimable, Superseded):
+            continue  # the run moved in between; look again
+    return await heads.get(connection, run_id)
+
+
+async def end_cancelled(connection: Connection, claimed: Claim) -> None:
+    """End a claimed run whose cancellation was requested, without executing anything of it."""
+    channel = Channel(claimed.head.run_id, claimed.head.fence, claimed.seq)
+    await end(connection, claimed, channel, Ending(type=EventType.RUN_CANCELLED, data={"reason": claimed.head.cancel_reason}))
+
+
+async def _cancel_suspended(connection: Connection, head: RunHead, reason: str | None) -> None:
+    frontier_id = f"{head.run_id}/{head.generation}"
+    frontier = await connection.frontiers.find_one({"_id": frontier_id}, {"seq": 1})
+    if frontier is None:
+        raise Lost
+
+    async def body(session: Session) -> None:
+        expected = {"_id": head.run_id, "status": RunStatus.SUSPENDED.value, "generation": head.generation}
+        await move_head(
+            connection,
+            session,
+            expected,
+            {
+                "status": RunStatus.CANCELLED.value,
+                "owner": None,
+                "ended_at": "$$NOW",
+                "cancel": {"at": "$$NOW", "reason": {"$literal": reason}},
+            },
+        )
+        await reach(FailPoint.CANCEL_INSIDE)
+        closed = await connection.frontiers.update_one({"_id": frontier_id, "status": "open"}, {"$set": {"status": "cancelled"}}, session=session)
+        if closed.matched_count != 1:
+            raise Lost
+        await free_thread(connection, session, head.thread_id, head.run_id)
+        seq = frontier["seq"] + 1  # nothing can follow a suspension but what the head serialises
+        await insert_event(
+            connection,
+            session,
+            Event(run_id=head.run_id, seq=seq, fence=head.fence, type=EventType.RUN_CANCELLED, data={"reason": reason}),
+        )
+
+    await reach(FailPoint.CANCEL_BEFORE)
+    await connection.transaction(body)

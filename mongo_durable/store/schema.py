@@ -1,0 +1,293 @@
+"""Every collection, index, validator and view, and the check that a process makes before it works.
+
+`ensure_schema` is an admin's step (`mongo-durable init`; an `App` or `Runner` with enough rights does it by itself the first time). It may be called
+any number of times, by any number of processes at once. Nothing is created inside a transaction.
+
+The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo import ASCENDING, IndexModel
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from mongo_durable.errors import ConfigurationError, ReplicaSetRequired, SchemaVersionMismatch
+from mongo_durable.protocol.events import FrontierStatus, RunStatus
+from mongo_durable.store.connection import Connection
+from mongo_durable.store.documents import SCHEMA_VERSION
+from mongo_durable.store.faults import store_call
+
+OLDEST_SERVER = (6, 0)
+_META_ID = "schema"
+_NAMESPACE_EXISTS = 48
+_UNAUTHORIZED = 13
+
+
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "$jsonSchema": {
+            "bsonType": "object",
+            "required": sorted(required),
+            "properties": {**required, **(optional or {})},
+        }
+    }
+
+
+_TEXT = {"bsonType": "string", "minLength": 1}
+_TEXT_OR_NULL = {"bsonType": ["string", "null"]}
+_DATE = {"bsonType": "date"}
+_DATE_OR_NULL = {"bsonType": ["date", "null"]}
+_COUNT = {"bsonType": ["int", "long"], "minimum": 0}
+_ORDINAL = {"bsonType": ["int", "long"], "minimum": 1}
+_OBJECT_OR_NULL = {"bsonType": ["object", "null"]}
+_HEX_DIGEST = {"bsonType": "string", "pattern": "^[0-9a-f]{32}$"}
+_VERSION = {"bsonType": ["int", "long"], "minimum": 1}
+
+VALIDATORS: dict[str, dict[str, Any]] = {
+    "runs": _object(
+        {
+            "_id": _TEXT,
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "status": {"enum": [status.value for status in RunStatus]},
+            "fence": _COUNT,
+            "attempt": {"bsonType": ["objectId", "null"]},
+            "owner": _TEXT_OR_NULL,
+            "generation": _COUNT,
+            "workflow": {"bsonType": "object", "required": ["name", "version"], "properties": {"name": _TEXT, "version": _TEXT}},
+            "thread_id": _TEXT,
+            "turn": _ORDINAL,
+            "base_turn": _COUNT,
+            "input_digest": _HEX_DIGEST,
+            "available_at": _DATE,
+            "submitted_at": _DATE,
+        },
+        {"error": _OBJECT_OR_NULL, "cancel": _OBJECT_OR_NULL, "claimed_at": _DATE_OR_NULL, "ended_at": _DATE_OR_NULL},
+    ),
+    "activity_events": {"seq": {"$type": "number"}, "type": {"$type": "string"}, "run_id": {"$type": "string"}, "fence": {"$type": "number"}},
+    "frontiers": _object(
+        {
+            "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "workflow": _TEXT,
+            "thread_id": _TEXT,
+            "generation": _ORDINAL,
+            "seq": _ORDINAL,
+            "fence": _ORDINAL,
+            "attempt": {"bsonType": "objectId"},
+            "status": {"enum": [status.value for status in FrontierStatus]},
+            "entries": {
+                "bsonType": "array",
+                "minItems": 1,
+                "items": {
+                    "bsonType": "object",
+                    "required": ["activity_id", "position", "kind", "name", "digest"],
+                    "properties": {"activity_id": _TEXT, "position": _TEXT, "kind": _TEXT, "name": _TEXT, "digest": _HEX_DIGEST},
+                },
+            },
+            "digest": _HEX_DIGEST,
+            "opened_at": _DATE,
+            "expires_at": _DATE_OR_NULL,
+        }
+    ),
+    # `answers_digest` and `seq` are what a hand-written insert would not have: answers go in through the library, the command line or the mongosh
+    # script, because a bare insert would leave the run suspended for ever.
+    "resolutions": _object(
+        {
+            "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "generation": _ORDINAL,
+            "seq": _ORDINAL,
+            "answers": {"bsonType": ["object"]},
+            "answers_digest": _HEX_DIGEST,
+            "at": _DATE,
+        },
+        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL},
+    ),
+    "runners": _object({"_id": _TEXT, "schema_version": _VERSION, "state": {"enum": ["live", "dead"]}, "expires_at": _DATE}),
+    "threads": _object({"_id": _TEXT, "schema_version": _VERSION, "active_run": _TEXT_OR_NULL, "turn": _COUNT, "committed_turn": _COUNT}),
+    "thread_states": _object({"_id": _TEXT, "run_id": _TEXT, "thread_id": _TEXT, "schema_version": _VERSION, "turn": _ORDINAL, "created_at": _DATE}),
+    "memory": _object({"_id": _TEXT, "run_id": _TEXT, "thread_id": _TEXT, "schema_version": _VERSION}),
+    "payloads": _object(
+        {
+            "_id": _TEXT,
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "digest": _HEX_DIGEST,
+            "n": _COUNT,
+            "data": {"bsonType": "binData"},
+            "created_at": _DATE,
+        }
+    ),
+}
+
+INDEXES: dict[str, list[IndexModel]] = {
+    "runs": [
+        IndexModel([("status", ASCENDING), ("owner", ASCENDING)], name="status_owner"),
+        IndexModel([("status", ASCENDING), ("available_at", ASCENDING)], name="status_available_at"),
+        IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING)], name="thread_turn"),
+    ],
+    "activity_events": [
+        # Order, optimistic concurrency and fence at once: two writers can not have the same seq (I1).
+        IndexModel([("run_id", ASCENDING), ("seq", ASCENDING)], name="run_seq", unique=True),
+        IndexModel(
+            [("run_id", ASCENDING), ("activity_id", ASCENDING)],
+            name="one_outcome",
+            unique=True,
+            partialFilterExpression={"outcome": True},
+        ),
+    ],
+    "frontiers": [
+        IndexModel([("run_id", ASCENDING), ("generation", ASCENDING)], name="run_generation"),
+        IndexModel([("status", ASCENDING), ("expires_at", ASCENDING)], name="status_expires_at"),
+    ],
+    "resolutions": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "runners": [IndexModel([("state", ASCENDING), ("expires_at", ASCENDING)], name="state_expires_at")],
+    "threads": [],
+    "thread_states": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "memory": [
+        IndexModel([("run_id", ASCENDING)], name="run"),
+        IndexModel([("thread_id", ASCENDING), ("_id", ASCENDING)], name="thread"),
+    ],
+    "payloads": [IndexModel([("run_id", ASCENDING)], name="run")],
+}
+
+VIEWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "open_frontiers": (
+        "frontiers",
+        [
+            {"$match": {"status": "open"}},
+            {"$sort": {"opened_at": 1}},
+            {"$unwind": "$entries"},
+            {
+                "$project": {
+                    "_id": 0,
+                    "run": "$run_id",
+                    "workflow": 1,
+                    "generation": 1,
+                    "age_s": {"$dateDiff": {"startDate": "$opened_at", "endDate": "$$NOW", "unit": "second"}},
+                    "name": "$entries.name",
+                    "question": "$entries.value",
+                    "activity_id": "$entries.activity_id",
+                    "position": "$entries.position",
+                    "expires_at": 1,
+                    "answer_with": {"$concat": ["mongo-durable resolve ", "$run_id", " --answer ", "$entries.activity_id", "=<json>"]},
+                }
+            },
+        ],
+    ),
+    "run_timeline": (
+        "activity_events",
+        [
+            {"$sort": {"run_id": 1, "seq": 1}},
+            {
+                "$project": {
+                    "_id": 0,
+                    "run_id": 1,
+                    "seq": 1,
+                    "at": 1,
+                    "attempt": "$fence",
+                    "type": 1,
+                    "what": {"$trim": {"input": {"$concat": [{"$ifNull": ["$kind", ""]}, " ", {"$ifNull": ["$name", ""]}]}}},
+                    "position": 1,
+                    "value": 1,
+                    "error": 1,
+                    "answers": 1,
+                }
+            },
+        ],
+    ),
+}
+
+
+@store_call
+async def ensure_schema(connection: Connection) -> None:
+    """Create what is missing: collections with validators, indexes, views, and the record of the schema's version.
+
+    Raises:
+        ReplicaSetRequired, ConfigurationError: The server can not carry mongo_durable, or the user may not create collections.
+        SchemaVersionMismatch: The database was set up by a newer release.
+    """
+    await check_server(connection)
+    await _check_recorded_version(connection)
+    existing = set(await connection.database.list_collection_names())
+    for name, validator in VALIDATORS.items():
+        if name in existing:
+            await connection.database.command("collMod", name, validator=validator, validationLevel="strict", validationAction="error")
+        else:
+            await _create(connection, name, {"validator": validator})
+        if INDEXES[name]:
+            await connection.database[name].create_indexes(INDEXES[name])
+    for name, (source, pipeline) in VIEWS.items():
+        if name in existing:
+            await connection.database.command("collMod", name, viewOn=source, pipeline=pipeline)
+        else:
+            await _create(connection, name, {"viewOn": source, "pipeline": pipeline})
+    await connection.database["meta"].update_one(
+        {"_id": _META_ID}, {"$max": {"schema_version": SCHEMA_VERSION}, "$setOnInsert": {"run_id": None}}, upsert=True
+    )
+
+
+async def _create(connection: Connection, name: str, options: dict[str, Any]) -> None:
+    try:
+        await connection.database.command({"create": name, **options})
+    except (CollectionInvalid, OperationFailure) as error:
+        # Another process was faster; it creates the same.
+        if getattr(error, "code", None) != _NAMESPACE_EXISTS:
+            raise
+
+
+async def _check_recorded_version(connection: Connection) -> bool:
+    meta = await connection.database["meta"].find_one({"_id": _META_ID})
+    if meta is None:
+        return False
+    if meta["schema_version"] > SCHEMA_VERSION:
+        raise SchemaVersionMismatch(
+            f"the database has schema version {meta['schema_version']}, this release knows {SCHEMA_VERSION}: upgrade mongo_durable in this process",
+            expected=SCHEMA_VERSION,
+            found=meta["schema_version"],
+        )
+    return bool(meta["schema_version"] == SCHEMA_VERSION)
+
+
+@store_call
+async def prepare(connection: Connection) -> None:
+    """What a process does before its first work on a connection: check the server, and set up a database that is not set up yet.
+
+    On a database that is set up, this needs no more rights than `find` on `meta`.
+    """
+    if connection.is_schema_checked:
+        return
+    await check_server(connection)
+    if not await _check_recorded_version(connection):
+        try:
+            await ensure_schema(connection)
+        except ConfigurationError as error:
+            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == _UNAUTHORIZED:
+                raise ConfigurationError(
+                    "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
+                ) from error
+            raise
+    connection.is_schema_checked = True
+    await connection.watch_loop()
+
+
+@store_call
+async def check_server(connection: Connection) -> None:
+    """Refuse a server on which the protocol can not hold.
+
+    Raises:
+        ReplicaSetRequired: It is a standalone.
+        ConfigurationError: It is older than MongoDB 6.0.
+    """
+    hello = await connection.client.admin.command("hello")
+    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+        raise ReplicaSetRequired()
+    build = await connection.client.admin.command("buildInfo")
+    found = tuple(build["versionArray"][:2])
+    if found < OLDEST_SERVER:
+        raise ConfigurationError(f"MongoDB {build['version']} is too old: 6.0 or newer is needed")
