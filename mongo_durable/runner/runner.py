@@ -163,6 +163,8 @@ class Runner:
 
     async def _sweep(self, process: Process) -> None:
         """Everything that can go on, by status alone (I9)."""
+        now = time.monotonic()
+        self._not_before = {run_id: each for run_id, each in self._not_before.items() if each[0] + _LONGEST_PAUSE_S > now}
         lease = await process.lease()
         dead = await claims.dead_owners(process.connection)
         room = self._room()

@@ -24,6 +24,7 @@ never acknowledged.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,8 @@ from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import event_document
 from mongo_durable.store.failpoints import FailPoint, reach
+
+log = logging.getLogger(__name__)
 
 FLIGHTS = 2
 FLIGHT_DOCUMENTS = 500
@@ -119,6 +122,7 @@ class Appender:
         self._linger_s = linger_s
         self._ready: deque[Channel] = deque()
         self._has_ready = asyncio.Event()
+        self._is_closed = False
         self._recoveries: set[asyncio.Task[None]] = set()
         self._flyers = [asyncio.create_task(self._fly(), name=f"mongo_durable-flight-{number}") for number in range(flights)]
         connection.on_close(self.aclose)
@@ -136,6 +140,7 @@ class Appender:
         Raises:
             DurableError: The channel has ended, or the event cannot be encoded.
         """
+        self._refuse_if_closed(channel)
         if channel.ended is not None:
             raise channel.ended
         if channel.is_sealed:
@@ -164,6 +169,7 @@ class Appender:
         Raises:
             DurableError: The channel has ended, so the attempt is over.
         """
+        self._refuse_if_closed(channel)
         channel.is_sealed = True
         self._wake(channel)
         await channel.idle.wait()
@@ -172,10 +178,15 @@ class Appender:
 
     async def aclose(self) -> None:
         """Stop sending. Events that are not acknowledged by now stay unknown to their writers."""
+        self._is_closed = True
         tasks = [*self._flyers, *self._recoveries]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refuse_if_closed(self, channel: Channel) -> None:
+        if self._is_closed:
+            channel.end(StoreUnavailable(f"run {channel.run_id}: the connection is closed", run_id=channel.run_id))
 
     def _wake(self, channel: Channel) -> None:
         if not channel.is_flying and not channel.is_ready and channel.queue:
@@ -206,6 +217,12 @@ class Appender:
             except asyncio.CancelledError:
                 _abandon(batch)
                 raise
+            except Exception as error:
+                # Nothing here is expected to get through; if it does, these attempts end, and the others fly on.
+                log.exception("a flight failed")
+                for entry in batch:
+                    entry.channel.end(StoreError(f"run {entry.channel.run_id}: sending an event failed with {type(error).__name__}"), batch)
+                rest, is_solo = [], False
             for channel in held - {entry.channel for entry in rest}:
                 self._release(channel, held)
             if rest:

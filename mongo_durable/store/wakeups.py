@@ -20,7 +20,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from mongo_durable.errors import StoreError
+from mongo_durable.errors import DurableError
 from mongo_durable.store.connection import Endpoint
 
 log = logging.getLogger(__name__)
@@ -141,8 +141,8 @@ class Wakeups:
     async def _watch(self) -> None:
         pause = 0.1
         while True:
-            connection = self._endpoint.dedicated_connection()
             opened = time.monotonic()
+            connection = self._endpoint.dedicated_connection()
             try:
                 start = await connection.operation_time()
                 stream_of = connection.change_stream(
@@ -152,7 +152,7 @@ class Wakeups:
                     self._tell(None)
                     await self._read(stream)
                 log.warning("change stream ended or fell silent; sweeping and opening it again")
-            except (PyMongoError, StoreError) as error:
+            except (PyMongoError, DurableError) as error:
                 log.warning("change stream failed with %s; sweeping and opening it again", type(error).__name__)
             finally:
                 await connection.aclose()
