@@ -17,8 +17,9 @@ from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import ConfigurationError, RunFailed
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
-from mongo_durable.store import events, frontiers, heads, runs, schema
+from mongo_durable.store import events, frontiers, heads, memory, runs, schema
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Resolution, RunHead, StoredFrontier
 from mongo_durable.store.wakeups import Wakeups
@@ -70,6 +71,25 @@ class Frontier:
     entries: tuple[Question, ...]
     opened_at: datetime | None
     expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance:
+    """One entry of a thread's conversation.
+
+    Attributes:
+        role: input, model, tool or human.
+        name: Of the model, tool or question; None for the input.
+        error: Of a failed model or tool call, instead of a value.
+    """
+
+    run_id: str
+    turn: int
+    role: str
+    name: str | None
+    activity_id: str | None
+    value: Any
+    error: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +325,27 @@ class DurableClient:
                 return
             await asyncio.sleep(_FOLLOW_S)
 
+    async def transcript(self, thread_id: str) -> list[Utterance]:
+        """The conversation of a thread, in order: inputs, model answers, tool results, human answers. What a run adds is there when it rests."""
+        found = await memory.transcript(await self._connection(), thread_id)
+        return [
+            Utterance(
+                run_id=each.run_id,
+                turn=each.turn,
+                role=each.entry.role.value,
+                name=each.entry.name,
+                activity_id=each.entry.activity_id,
+                value=self._said(each),
+                error=each.entry.error,
+            )
+            for each in found
+        ]
+
+    def _said(self, stored: memory.StoredMemory) -> Any:
+        value = self.decode(stored.entry.value)
+        # A model's outcome holds its message beside what the provider said about the call.
+        return value["message"] if stored.entry.role is MemoryRole.MODEL and isinstance(value, dict) and "message" in value else value
+
     async def _connection(self) -> Connection:
         connection = self._endpoint.connection()
         await schema.prepare(connection)
@@ -443,6 +484,10 @@ class SyncDurableClient:
     def history(self, run_id: str) -> list[Event]:
         """See `DurableClient.history`."""
         return self._call(self._client.history(run_id))
+
+    def transcript(self, thread_id: str) -> list[Utterance]:
+        """See `DurableClient.transcript`."""
+        return self._call(self._client.transcript(thread_id))
 
     def events(self, run_id: str, *, follow: bool = False) -> Iterator[Event]:
         """See `DurableClient.events`."""

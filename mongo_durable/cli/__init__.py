@@ -1,5 +1,13 @@
-"""The command line."""
+"""The command line, `mongo-durable`: one noun a file.
+
+Exit codes: 0 done · 1 refused or failed, with the reason and its code on stderr · 2 wrong usage · 3 (`runner` alone) stopped, with attempts released.
+"""
+
+from __future__ import annotations
 
 
 def main() -> None:
-    """Placeholder until the commands are there."""
+    """Run the command that the process was called with."""
+    from mongo_durable.cli.commands import app
+
+    app()

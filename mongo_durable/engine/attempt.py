@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -274,7 +274,8 @@ class Attempt:
             kind=call.kind,
             name=call.name,
             input_digest=call.input_digest,
-            value=stored_input,
+            value=call.input,
+            stored=stored_input,
             data={"is_overlapped": True} if call.is_overlapped else {},
         )
         if call.is_start_awaited:
@@ -339,10 +340,9 @@ class Attempt:
     async def _record(self, call: ActivityCall, event_type: EventType, stored: Any, value: Any, error: Mapping[str, Any] | None) -> None:
         self.check()
         text = call.position.text
-        acknowledged = self._append(event_type, is_awaited=True, position=call.position, value=stored, error=error, kind=call.kind, name=call.name)
-        recorded = self.history.activities[text].outcome
-        if recorded is not None and stored is not value:
-            object.__setattr__(recorded, "value", value)  # this attempt keeps the value itself, not the reference to its chunks
+        acknowledged = self._append(
+            event_type, is_awaited=True, position=call.position, value=value, stored=stored, error=error, kind=call.kind, name=call.name
+        )
         self._unacknowledged[text] = acknowledged
         await self._settled(acknowledged)
         self._unacknowledged.pop(text, None)
@@ -381,7 +381,9 @@ class Attempt:
             return Answered(decision.answers)
         entries = [each.entry for each in pending.values() if each.entry is not None]
         await self._process.appender.drain(self._channel)
-        frontier = await self._patiently(lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, expires_in))
+        frontier = await self._patiently(
+            lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, expires_in, self.history.unsaved)
+        )
         return Suspended(frontier)
 
     async def end(self, ending: runs.Ending) -> None:
@@ -391,7 +393,8 @@ class Attempt:
             AttemptOver, StoreError: The attempt is over; how the run ends is not this attempt's to say.
         """
         await self._process.appender.drain(self._channel)
-        await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, ending))
+        complete = replace(ending, unsaved=self.history.unsaved)
+        await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, complete))
 
     def check_end(self, last_step: int) -> None:
         """Whether a graph that ended at root step `last_step` has passed everything recorded.
@@ -414,7 +417,10 @@ class Attempt:
         await self._process.appender.drain(self._channel)
         await runs.release(self._process.connection, self.claimed)
 
-    def _append(self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, **fields: Any) -> asyncio.Future[int]:
+    def _append(
+        self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, value: Any = None, stored: Any = None, **fields: Any
+    ) -> asyncio.Future[int]:
+        """Enqueue an event. The history of this attempt keeps `value`; what is sent is `stored`: it, or the reference to its chunks."""
         event = Event(
             run_id=self.run_id,
             seq=self._channel.seq + 1,
@@ -423,10 +429,11 @@ class Attempt:
             at=datetime.now(UTC),
             position=position,
             activity_id=activity_id(self.run_id, position) if position is not None else None,
+            value=stored,
             **fields,
         )
         acknowledged = self._process.appender.append(self._channel, event, is_awaited=is_awaited)
-        self.history.apply(event)
+        self.history.apply(event if stored is value else replace(event, value=value))
         return acknowledged
 
     async def _settled(self, acknowledged: asyncio.Future[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextvars
 import functools
 import inspect
 import logging
@@ -365,7 +366,8 @@ class App:
         if not isinstance(work, _Work):
             return work
         try:
-            reached = work.driver.run()
+            # In a context of its own, as `ainvoke` has a task of its own: afterwards this thread is outside any attempt.
+            reached = contextvars.copy_context().run(work.driver.run)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
             raise engine.call(self._conclude(work, error)) from None
         finally:

@@ -85,7 +85,8 @@ class Effect:
     def _encode(self, value: Any) -> tuple[Any, Any]:
         """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
         copy = self.codec.decode(self.codec.encode(value))
-        stamp(copy, self.call.position.text)
+        # With the run, because the turns of a thread share positions, and `add_messages` replaces a message by its id.
+        stamp(copy, f"{self.session.attempt.run_id}:{self.call.position.text}")
         return self.codec.encode(copy), copy
 
     def checked(self, signal: GraphBubbleUp) -> GraphBubbleUp:

@@ -96,13 +96,11 @@ class DurableModel(BaseChatModel):
         return start_effect(session, self.codec, here(), ActivityKind.LLM, self.activity_name, meaning, self.policy, happened=_from_person)
 
     def _result(self, effect: Effect, recorded: Any) -> ChatResult:
-        messages = [generation["message"] for generation in recorded["generations"]]
+        message = recorded["message"]
         # The tool calls of this answer get their places in its order, before any of them runs.
-        effect.scope.root.reserve(parent_namespace(effect.scope.namespace), messages)
-        return ChatResult(
-            generations=[ChatGeneration(message=generation["message"], generation_info=generation["info"]) for generation in recorded["generations"]],
-            llm_output=recorded["output"],
-        )
+        effect.scope.root.reserve(parent_namespace(effect.scope.namespace), [message])
+        generation = ChatGeneration(message=message, generation_info=recorded.get("info"))
+        return ChatResult(generations=[generation], llm_output=recorded.get("output"))
 
 
 def durable_model(model: BaseChatModel, codec: Codec, policy: Policy, name: str | None) -> DurableModel:
@@ -125,14 +123,14 @@ def durable_model(model: BaseChatModel, codec: Codec, policy: Policy, name: str 
 
 
 def _as_value(result: ChatResult) -> dict[str, Any]:
-    return {
-        "generations": [{"message": generation.message, "info": generation.generation_info} for generation in result.generations],
-        "output": result.llm_output,
-    }
+    # LangChain takes the first generation of a call; the others could never be seen.
+    generation = result.generations[0]
+    parts = {"message": generation.message, "info": generation.generation_info, "output": result.llm_output}
+    return {name: part for name, part in parts.items() if part}
 
 
 def _from_person(result: Any) -> dict[str, Any]:
-    return {"generations": [{"message": AIMessage(content=result if isinstance(result, str) else str(result)), "info": None}], "output": None}
+    return {"message": AIMessage(content=result if isinstance(result, str) else str(result))}
 
 
 def _rebind(runnable: Any, inner: BaseChatModel, outer: DurableModel) -> Any:

@@ -12,6 +12,9 @@ from typing import Any
 from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.events import ENDS, OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.identity import Position
+from mongo_durable.protocol.memory import MemoryEntry, MemoryRole
+
+_ROLES = {ActivityKind.LLM: MemoryRole.MODEL, ActivityKind.TOOL: MemoryRole.TOOL}
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class RecordedFrontier:
     Attributes:
         entries: Digest of each entry, by position.
         activity_ids: Of the entries, by position.
+        names: Of the entries, by activity id.
         answers: By activity id; None until resolved or expired.
     """
 
@@ -47,6 +51,7 @@ class RecordedFrontier:
     seq: int
     entries: dict[Position, str]
     activity_ids: dict[Position, str]
+    names: dict[str, str]
     status: FrontierStatus = FrontierStatus.OPEN
     answers: Mapping[str, Any] | None = None
 
@@ -80,6 +85,8 @@ class History:
     frontiers: list[RecordedFrontier] = field(default_factory=list)
     steps: dict[int, RecordedStep] = field(default_factory=dict)
     end: Event | None = None
+    # What the next transaction that suspends or ends has to save: entries since the last suspension.
+    unsaved: list[MemoryEntry] = field(default_factory=list)
 
     @property
     def generation(self) -> int:
@@ -118,6 +125,7 @@ class History:
             case EventType.RUN_SUBMITTED:
                 self._expect(event, self.seq == 0, "a second submission")
                 self.submitted = event
+                self.unsaved.append(MemoryEntry(seq=event.seq, role=MemoryRole.INPUT, name=None, activity_id=None, value=event.value))
             case EventType.ACTIVITY_STARTED:
                 self._expect_running(event)
                 self._start(event)
@@ -166,6 +174,10 @@ class History:
             raise self._corrupt(event, "outcome of an activity that was not started")
         self._expect(event, known.outcome is None, f"second outcome of {event.position}")
         known.outcome = event
+        role = _ROLES.get(known.kind)
+        if role is not None:
+            entry = MemoryEntry(seq=event.seq, role=role, name=known.name, activity_id=event.activity_id, value=event.value, error=event.error)
+            self.unsaved.append(entry)
 
     def _suspend(self, event: Event) -> None:
         self._expect(event, event.data["generation"] == self.generation + 1, "generation out of order")
@@ -177,9 +189,11 @@ class History:
                 seq=event.seq,
                 entries={position: entry["digest"] for position, entry in entries.items()},
                 activity_ids={position: entry["activity_id"] for position, entry in entries.items()},
+                names={entry["activity_id"]: entry["name"] for entry in entries.values()},
             )
         )
         self.status = RunStatus.SUSPENDED
+        self.unsaved.clear()  # the transaction that suspended has saved them
 
     def _answer(self, event: Event) -> None:
         self._expect(event, self.status is RunStatus.SUSPENDED, f"answers for a run that is {self.status}")
@@ -189,9 +203,14 @@ class History:
         frontier.answers = event.data["answers"]
         frontier.status = FrontierStatus.RESOLVED if event.type is EventType.ACTIVITIES_RESOLVED else FrontierStatus.EXPIRED
         self.status = RunStatus.READY
+        if event.type is EventType.ACTIVITIES_RESOLVED:
+            for activity_id, answer in frontier.answers.items():
+                name = frontier.names[activity_id]
+                self.unsaved.append(MemoryEntry(seq=event.seq, role=MemoryRole.HUMAN, name=name, activity_id=activity_id, value=answer))
 
     def _end(self, event: Event) -> None:
         self._expect(event, not self.status.is_end, f"end of a run that is {self.status}")
+        self.unsaved.clear()
         if self.status is RunStatus.SUSPENDED:
             self._expect(event, event.type is EventType.RUN_CANCELLED, "a suspended run can only be cancelled")
             self.frontiers[-1].status = FrontierStatus.CANCELLED

@@ -24,7 +24,8 @@ from mongo_durable.errors import (
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, in_position_order
-from mongo_durable.store import heads
+from mongo_durable.protocol.memory import MemoryEntry
+from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import Connection, Session
@@ -46,16 +47,24 @@ from mongo_durable.store.payloads import bring_in, move_out_all
 
 @store_call
 async def suspend(
-    connection: Connection, claimed: Claim, channel: Channel, entries: Sequence[FrontierEntry], expires_in: timedelta | None = None
+    connection: Connection,
+    claimed: Claim,
+    channel: Channel,
+    entries: Sequence[FrontierEntry],
+    expires_in: timedelta | None = None,
+    unsaved: Sequence[MemoryEntry] = (),
 ) -> StoredFrontier:
     """Suspend the run on the frontier given by `entries`, all of them or none. The channel must be drained.
 
     A call whose commit was not acknowledged may be repeated: if the frontier is this attempt's, it is returned.
 
+    Args:
+        unsaved: Entries of the conversation since the last suspension.
+
     Raises:
         Superseded: The attempt is no longer the run's.
 
-    Writes: `runs`, `frontiers`, `activity_events` in one transaction; the body may run more than once. Payload chunks before it.
+    Writes: `runs`, `frontiers`, `memory`, `activity_events` in one transaction; the body may run more than once. Payload chunks before it.
     Invariants: I2, I5, I10.
     """
     head = claimed.head
@@ -63,6 +72,7 @@ async def suspend(
     ordered = in_position_order(entries)
     values = await move_out_all(connection, run_id, [entry.value for entry in ordered])
     whole = frontier_digest(ordered)
+    remembered = await memory.documents(connection, head, unsaved)
     frontier_id = f"{run_id}/{generation}"
     document: Document = {
         "_id": frontier_id,
@@ -103,6 +113,7 @@ async def suspend(
         opened_at = moved["suspended_at"]  # the server's clock
         expires_at = opened_at + expires_in if expires_in is not None else None
         await connection.frontiers.insert_one({**document, "opened_at": opened_at, "expires_at": expires_at}, session=session)
+        await memory.save(connection, session, remembered)
         event = Event(run_id=run_id, seq=channel.seq + 1, fence=channel.fence, type=EventType.ACTIVITIES_SUSPENDED, data=data)
         await insert_event(connection, session, event)
 

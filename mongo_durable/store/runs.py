@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,11 +14,14 @@ from pymongo.errors import DuplicateKeyError
 from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, RunNotFound, Superseded, ThreadBusy
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, RunStatus
-from mongo_durable.store import heads
+from mongo_durable.protocol.history import fold
+from mongo_durable.protocol.memory import MemoryEntry
+from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim, claim
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, head_from
+from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import Lost, free_thread, insert_event, last_event, move_head
@@ -172,6 +175,7 @@ class Ending:
         output: Plain value, of a completed run.
         error: `{"type": …, "message": …}` and more, of a failed or diverged one.
         thread_state: The state to commit for the thread's next turn, as (serde type, bytes) and a readable projection; None keeps the last one.
+        unsaved: Entries of the conversation since the last suspension.
     """
 
     type: EventType
@@ -179,6 +183,7 @@ class Ending:
     error: Mapping[str, Any] | None = None
     data: Mapping[str, Any] | None = None
     thread_state: ThreadState | None = None
+    unsaved: Sequence[MemoryEntry] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +202,12 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
     Raises:
         Superseded: The attempt is no longer the run's.
 
-    Writes: `runs`, `threads`, `thread_states`, `activity_events` in one transaction; payload chunks before it.
+    Writes: `runs`, `threads`, `thread_states`, `memory`, `activity_events` in one transaction; payload chunks before it.
     Invariants: I2, I10.
     """
     run_id, head = claimed.head.run_id, claimed.head
     output = await move_out(connection, run_id, ending.output)
+    remembered = await memory.documents(connection, head, ending.unsaved)
     state = ending.thread_state
     stored_state = None
     if state is not None:
@@ -227,6 +233,7 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             await connection.thread_states.replace_one({"_id": stored_state["_id"]}, stored_state, upsert=True, session=session)
             committed = {"committed_turn": head.turn}
         await free_thread(connection, session, head.thread_id, run_id, committed)
+        await memory.save(connection, session, remembered)
         await insert_event(
             connection,
             session,
@@ -370,8 +377,11 @@ async def cancel(connection: Connection, run_id: str, reason: str | None, cancel
 
 async def end_cancelled(connection: Connection, claimed: Claim) -> None:
     """End a claimed run whose cancellation was requested, without executing anything of it."""
-    channel = Channel(claimed.head.run_id, claimed.head.fence, claimed.seq)
-    await end(connection, claimed, channel, Ending(type=EventType.RUN_CANCELLED, data={"reason": claimed.head.cancel_reason}))
+    run_id = claimed.head.run_id
+    recorded = fold(run_id, await read_history(connection, run_id, up_to=claimed.seq))
+    channel = Channel(run_id, claimed.head.fence, claimed.seq)
+    data = {"reason": claimed.head.cancel_reason}
+    await end(connection, claimed, channel, Ending(type=EventType.RUN_CANCELLED, data=data, unsaved=recorded.unsaved))
 
 
 async def _cancel_suspended(connection: Connection, head: RunHead, reason: str | None) -> None:

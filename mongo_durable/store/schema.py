@@ -111,7 +111,9 @@ VALIDATORS: dict[str, dict[str, Any]] = {
     "runners": _object({"_id": _TEXT, "schema_version": _VERSION, "state": {"enum": ["live", "dead"]}, "expires_at": _DATE}),
     "threads": _object({"_id": _TEXT, "schema_version": _VERSION, "active_run": _TEXT_OR_NULL, "turn": _COUNT, "committed_turn": _COUNT}),
     "thread_states": _object({"_id": _TEXT, "run_id": _TEXT, "thread_id": _TEXT, "schema_version": _VERSION, "turn": _ORDINAL, "created_at": _DATE}),
-    "memory": _object({"_id": _TEXT, "run_id": _TEXT, "thread_id": _TEXT, "schema_version": _VERSION}),
+    "memory": _object(
+        {"_id": _TEXT, "run_id": _TEXT, "thread_id": _TEXT, "schema_version": _VERSION, "turn": _ORDINAL, "seq": _ORDINAL, "role": _TEXT}
+    ),
     "payloads": _object(
         {
             "_id": _TEXT,
@@ -151,7 +153,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "thread_states": [IndexModel([("run_id", ASCENDING)], name="run")],
     "memory": [
         IndexModel([("run_id", ASCENDING)], name="run"),
-        IndexModel([("thread_id", ASCENDING), ("_id", ASCENDING)], name="thread"),
+        IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING), ("seq", ASCENDING)], name="thread"),
     ],
     "payloads": [IndexModel([("run_id", ASCENDING)], name="run")],
 }

@@ -1,0 +1,5 @@
+"""`python -m mongo_durable.cli` is `mongo-durable`."""
+
+from mongo_durable.cli import main
+
+main()

@@ -1,0 +1,114 @@
+"""What commands print: tables and trees for people, JSON for programs. Colours only on a terminal."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+_WIDTH_WITHOUT_TERMINAL = 220
+STYLES = {
+    "completed": "green",
+    "resolved": "green",
+    "running": "cyan",
+    "ready": "cyan",
+    "pending": "cyan",
+    "suspended": "yellow",
+    "open": "yellow",
+    "failed": "red",
+    "diverged": "red",
+    "cancelled": "dim",
+    "expired": "dim",
+}
+"""Colour of a status."""
+
+
+def console() -> Console:
+    """Standard output. In a pipe a line is as long as it has to be, so that an id is never cut in two."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
+    return Console(width=width, highlight=False, soft_wrap=False)
+
+
+def complain(message: str) -> None:
+    """Say on stderr what is wrong."""
+    typer.echo(f"mongo-durable: {message}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print any value of ours as one JSON document."""
+    typer.echo(json.dumps(json_safe(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def in_one_line(value: Any, longest: int = 120) -> str:
+    """A value as JSON on one line, cut where it gets too long for a person."""
+    text = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False)
+    return printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
+
+
+def printable(text: str) -> str:
+    """`text` without what could steer a terminal: names and values come from workflows."""
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in text)
+
+
+def moment(at: datetime | None) -> str:
+    """A time for people, in UTC."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if at is not None else "-"
+
+
+def length(duration: timedelta | None) -> str:
+    """A duration for people."""
+    if duration is None:
+        return "-"
+    seconds = duration.total_seconds()
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
+
+
+def json_safe(value: Any) -> Any:
+    """What JSON can hold of `value`: times as ISO 8601, durations as seconds, bytes as base64, what is unknown as text."""
+    from mongo_durable.protocol.identity import Position
+
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Enum):
+        return json_safe(value.value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()  # a lone surrogate can be stored, and not printed
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Position):
+        return value.text
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): json_safe(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_safe(each) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: json_safe(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):  # LangChain's messages, Pydantic models
+        return json_safe(value.model_dump(exclude_defaults=True) | ({"type": value.type} if hasattr(value, "type") else {}))
+    return str(value)
