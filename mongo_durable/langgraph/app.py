@@ -48,6 +48,7 @@ from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
 from mongo_durable.langgraph.effects import Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.scope import current_session, here
+from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.tools import DurableTool
 from mongo_durable.langgraph.topology import check_call, check_graph
 from mongo_durable.protocol.canonical import digest
@@ -322,7 +323,7 @@ class App:
             if self._build is None:
                 raise ConfigurationError(f"app {self.name!r} has no graph: decorate the function that builds it with @app.entrypoint")
             built = self._build()
-            self._graph = check_graph(built.compile() if isinstance(built, StateGraph) else built)
+            self._graph = with_stable_ids(check_graph(built.compile() if isinstance(built, StateGraph) else built))
             drawn = self._graph.get_graph()
             edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
             self._topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]

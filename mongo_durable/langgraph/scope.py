@@ -99,6 +99,11 @@ class Scope:
         with self.lock:
             self._running.discard(position.ordinal)
 
+    @property
+    def children(self) -> int:
+        """How many child graphs this body has called so far."""
+        return self._children
+
     def branch(self) -> int:
         """The number of the next `gather` of this body."""
         with self.lock:
@@ -213,6 +218,11 @@ class Root:
             scope = self._executions[namespace] = Scope(self, namespace, info, *at, is_task_body=True)
             return scope
 
+    def path_of(self, info: ExecutionInfo) -> tuple[str, ...]:
+        """The path of the body that this execution is, and the number of its newest child graph."""
+        scope = self._executions.get(info.checkpoint_ns)
+        return (*scope.path, str(scope.step), str(scope.children)) if scope is not None else ()
+
     def learn(self, namespace: str) -> None:
         """A graph loop starts to run under `namespace`, called by the task whose context this is."""
         if not namespace:
@@ -318,6 +328,20 @@ def inside_body(scope: Scope) -> Callable[[], None]:
 def current_session() -> Session | None:
     """The running attempt's session, or None outside any attempt: then wrapped models and tools behave like plain ones."""
     return _session.get(None)
+
+
+def current_place() -> str | None:
+    """A stable text for the graph loop that runs in this context, or None outside any attempt. It refuses nothing."""
+    session = _session.get(None)
+    if session is None:
+        return None
+    root = _root.get()
+    try:
+        info = get_runtime().execution_info
+    except (RuntimeError, LookupError, KeyError):
+        info = None
+    path = root.path_of(info) if info is not None else ()
+    return "/".join((session.attempt.run_id, *path))
 
 
 def here() -> Scope:
