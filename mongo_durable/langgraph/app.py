@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, overload
@@ -39,6 +39,7 @@ from mongo_durable.errors import (
     RunNotClaimable,
     RunNotFound,
     StoreError,
+    UnsupportedGraph,
 )
 from mongo_durable.langgraph import tool_node as tool_nodes
 from mongo_durable.langgraph.checkpointer import DurableCheckpointer
@@ -49,6 +50,7 @@ from mongo_durable.langgraph.effects import Policy, run_effect, run_effect_async
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.scope import current_session, here
 from mongo_durable.langgraph.stable_ids import with_stable_ids
+from mongo_durable.langgraph.streaming import Replay, StreamRequest
 from mongo_durable.langgraph.tools import DurableTool
 from mongo_durable.langgraph.topology import check_call, check_graph
 from mongo_durable.protocol.canonical import digest
@@ -375,6 +377,78 @@ class App:
             work.process.running.pop(work.attempt.run_id, None)
         return reached.output
 
+    async def astream(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        stream_mode: str | Sequence[str] = "values",
+        subgraphs: bool = False,
+        replay: Replay = "skip",
+        context: Any = None,
+        run_id: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        """`ainvoke`, as a stream: one generator to the end of the run or to its next interrupt, which appears with its stable id.
+
+        Args:
+            stream_mode: One or several of values, updates, messages, custom, tasks.
+            subgraphs: Chunks of child graphs too, with their namespace.
+            replay: "skip" leaves out what an earlier attempt streamed; "emit" streams replayed steps again.
+
+        Raises:
+            As `ainvoke`.
+        """
+        request = StreamRequest.of(stream_mode, subgraphs, replay)
+        work = await self._open(input, config, context, run_id, options, request)
+        if not isinstance(work, _Work):
+            for chunk in _chunks_of_result(request, work):
+                yield chunk
+            return
+        chunks: asyncio.Queue[Any] = asyncio.Queue()
+        running = asyncio.create_task(self._run(work, chunks.put_nowait))
+        running.add_done_callback(lambda _: chunks.put_nowait(_END))
+        try:
+            while (chunk := await chunks.get()) is not _END:
+                yield chunk
+            await running
+        finally:
+            # The caller has closed the generator early: the attempt is given back, and the run can go on elsewhere.
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    def stream(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        stream_mode: str | Sequence[str] = "values",
+        subgraphs: bool = False,
+        replay: Replay = "skip",
+        context: Any = None,
+        run_id: str | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        """`astream` for a synchronous caller. The graph runs in this thread."""
+        request = StreamRequest.of(stream_mode, subgraphs, replay)
+        if (config or {}).get("max_concurrency") == 1:
+            # LangGraph's sync stream hangs then: its waiter takes the only worker (seen on 1.2.24).
+            raise UnsupportedGraph("a synchronous stream cannot run with max_concurrency=1: raise it, or use astream or invoke")
+        engine = _engine_loop()
+        work = engine.call(self._open(input, config, context, run_id, options, request))
+        if not isinstance(work, _Work):
+            yield from _chunks_of_result(request, work)
+            return
+        own_context = contextvars.copy_context()
+        steps = work.driver.stream()
+        try:
+            while (chunk := own_context.run(next, steps, _END)) is not _END:
+                yield chunk
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise engine.call(self._conclude(work, error)) from None
+        finally:
+            work.process.running.pop(work.attempt.run_id, None)
+
     async def execute(self, process: Process, claimed: Claim) -> None:
         """Run one attempt of a claimed run to its rest; for a runner.
 
@@ -393,7 +467,13 @@ class App:
             log.info("run %s ended with an error", claimed.head.run_id, exc_info=True)
 
     async def _open(
-        self, graph_input: Any, config: RunnableConfig | None, context: Any, run_id: str | None, options: Mapping[str, Any]
+        self,
+        graph_input: Any,
+        config: RunnableConfig | None,
+        context: Any,
+        run_id: str | None,
+        options: Mapping[str, Any],
+        request: StreamRequest | None = None,
     ) -> _Work | Any:
         config = config or {}
         check_call(graph_input, options, config)
@@ -407,9 +487,9 @@ class App:
         if isinstance(graph_input, Command):
             run = await self._active_run(process, thread_id, run_id)
             await self._resume(process, run, graph_input.resume)
-            return await self._take(process, run, local)
+            return await self._take(process, run, local, request)
         if graph_input is None:
-            return await self._take(process, await self._active_run(process, thread_id, run_id), local)
+            return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
         run = run_id or str(uuid.uuid4())
         submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
         lease = await process.lease()
@@ -417,14 +497,14 @@ class App:
         try:
             accepted = await runs.submit(process.connection, submission, owner=lease.owner, code_version=self.code_version)
             if isinstance(accepted, Claim):
-                work = await self._begin(process, accepted, local)
+                work = await self._begin(process, accepted, local, request)
                 if work is not None:
                     return work
         except BaseException:
             process.running.pop(run, None)
             raise
         process.running.pop(run, None)
-        return await self._take(process, run, local)
+        return await self._take(process, run, local, request)
 
     def submission(self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None) -> runs.Submission:
         """What is stored of a new run.
@@ -468,7 +548,7 @@ class App:
             f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
         )
 
-    async def _take(self, process: Process, run_id: str, local: RunnableConfig) -> _Work | Any:
+    async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> _Work | Any:
         """Claim a run, or wait until whoever has it brings it to a rest."""
         async with process.wakeups.listen(run_id) as listener:
             while True:
@@ -481,14 +561,14 @@ class App:
                 if head.status.is_rest:
                     return await self._result(process, head)
                 try:
-                    work = await self._claim(process, head, local)
+                    work = await self._claim(process, head, local, request)
                 except RunNotClaimable:
                     await listener.wait(_LOOK_AGAIN_S)
                     continue
                 if work is not None:
                     return work
 
-    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig) -> _Work | None:
+    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig, request: StreamRequest | None) -> _Work | None:
         lease = await process.lease()
         run_id = head.run_id
         if run_id in process.running:
@@ -497,7 +577,7 @@ class App:
         process.running[run_id] = None
         try:
             claimed = await claim(process.connection, run_id, lease.owner, dead_owners=gone, code_version=self.code_version)
-            return await self._begin(process, claimed, local)
+            return await self._begin(process, claimed, local, request)
         except BaseException:
             process.running.pop(run_id, None)
             raise
@@ -517,7 +597,7 @@ class App:
             error=dict(error),
         )
 
-    async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None) -> _Work | None:
+    async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None, request: StreamRequest | None = None) -> _Work | None:
         """Prepare a claimed attempt; None if its run was to be cancelled, and now is."""
         if claimed.head.is_cancel_requested:
             await runs.end_cancelled(process.connection, claimed)
@@ -527,13 +607,15 @@ class App:
         process.running[claimed.head.run_id] = attempt
         base = await runs.thread_state(process.connection, claimed.head)
         settings = self.codec.decode(claimed.head.settings)
-        return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base))
+        return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base, request))
 
-    async def _run(self, work: _Work) -> Any:
+    async def _run(self, work: _Work, emit: Callable[[Any], None] | None = None) -> Any:
         try:
             reached: Ended | AtFrontier
             # A task of its own: its context variables must not reach the caller's.
-            running = asyncio.create_task(work.driver.run_async()) if not self.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
+            running = (
+                asyncio.create_task(work.driver.run_async(emit)) if not self.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
+            )
             try:
                 reached = await running
             except asyncio.CancelledError:
@@ -556,7 +638,7 @@ class App:
             match error:
                 case CorruptHistory() | AttemptOver():
                     pass
-                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit():
+                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
                     await attempt.release()
                 case NondeterminismError():
                     described = {"type": type(error).__name__, "message": error.message}
@@ -568,6 +650,17 @@ class App:
             log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
         attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
         return error
+
+
+_END: Any = object()
+
+
+def _chunks_of_result(request: StreamRequest, result: Any) -> Iterator[Any]:
+    """What a stream shows of a run that another process brought to its rest."""
+    if isinstance(result, dict) and "__interrupt__" in result:
+        yield from request.at_rest(result["__interrupt__"])
+    elif "values" in request.modes:
+        yield request.shape((), "values", result)
 
 
 _LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})

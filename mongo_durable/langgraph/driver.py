@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import native_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY
+from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
 from mongo_durable.protocol.events import EventType
 from mongo_durable.protocol.identity import Position
 from mongo_durable.store.documents import StoredFrontier
@@ -61,6 +62,7 @@ class Driver:
         settings: The run's own configuration: `configurable`, `context`, `recursion_limit`; stored with the run, so the same in every attempt.
         local: What only this process has: callbacks, tags, metadata, max_concurrency.
         base: The thread's committed state, as the graph's saver wrote it, or None.
+        request: What the caller wants streamed; None streams nothing.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Driver:
         settings: Mapping[str, Any],
         local: RunnableConfig | None = None,
         base: ThreadState | None = None,
+        request: StreamRequest | None = None,
     ) -> None:
         self.attempt = attempt
         self.session = Session(attempt)
@@ -89,6 +92,8 @@ class Driver:
             self.config["recursion_limit"] = settings["recursion_limit"]
         self._context = settings.get("context")
         self._given_up: frozenset[str] = frozenset()
+        self._request = request
+        self._filter = StreamFilter(request, attempt) if request is not None else None
         if base is not None:
             self._seed(base)
 
@@ -104,36 +109,75 @@ class Driver:
         stamp(graph_input, f"{self.attempt.run_id}:input")
         return graph_input
 
-    async def run_async(self) -> Ended | AtFrontier:
+    async def run_async(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier:
         """Run the graph on the engine's own loop.
 
+        Args:
+            emit: Gets the chunks of the stream, if one was requested.
+
         Raises:
-            DurableError, Exception: What ended the attempt; see `conclude`.
+            DurableError, Exception: What ended the attempt; `App` gives the run the end that it means.
         """
         enter_session(self.session)
         given = self.first_input()
         while True:
             self.session.pending.clear()
-            output = await self._graph.ainvoke(given, self.config, context=self._context, durability="sync")
+            if self._filter is None or emit is None:
+                output = await self._graph.ainvoke(given, self.config, context=self._context, durability="sync")
+            else:
+                output = await self._stream_pass_async(given, self._filter, emit)
             await self.session.settle_async()
             decision = await self.rest(await self._graph.aget_state(self.config, subgraphs=True), output)
             if not isinstance(decision, _GoOn):
+                for chunk in self._last_chunks(decision):
+                    if emit is not None:
+                        emit(chunk)
                 return decision
             given = decision.command
 
+    async def _stream_pass_async(self, given: Any, chunks: StreamFilter, emit: Callable[[Any], None]) -> Any:
+        async for chunk in self._graph.astream(given, self.config, **self._stream_options(chunks)):
+            for each in chunks.take(_whole(chunk)):
+                emit(each)
+        return chunks.output
+
     def run(self) -> Ended | AtFrontier:
         """Run the graph in this thread, which must not be the engine's."""
+        steps = self.stream()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stopped:
+                reached: Ended | AtFrontier = stopped.value
+                return reached
+
+    def stream(self) -> Generator[Any, None, Ended | AtFrontier]:
+        """The same, yielding the chunks of the stream, if one was requested."""
         enter_session(self.session)
         given = self.first_input()
         while True:
             self.session.pending.clear()
-            output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
+            if self._filter is None:
+                output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
+            else:
+                for chunk in self._graph.stream(given, self.config, **self._stream_options(self._filter)):
+                    yield from self._filter.take(_whole(chunk))
+                output = self._filter.output
             self.session.settle()
             snapshot = self._graph.get_state(self.config, subgraphs=True)
             decision = await_on_loop(self.attempt.loop, self.rest(snapshot, output), "the durable driver")
             if not isinstance(decision, _GoOn):
+                yield from self._last_chunks(decision)
                 return decision
             given = decision.command
+
+    def _stream_options(self, chunks: StreamFilter) -> dict[str, Any]:
+        request = chunks.request
+        return {"stream_mode": request.native_modes, "subgraphs": request.has_subgraphs, "context": self._context, "durability": "sync"}
+
+    def _last_chunks(self, reached: Ended | AtFrontier) -> Iterator[Any]:
+        if self._request is not None and isinstance(reached, AtFrontier):
+            yield from self._request.at_rest(reached.output["__interrupt__"])
 
     async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | _GoOn:
         """The graph has come to rest: what now?"""
@@ -192,6 +236,11 @@ class Driver:
 
     def _refuse(self, why: str) -> DurableError:
         return self.attempt.remember(UnsupportedGraph(f"run {self.attempt.run_id}: {why}", run_id=self.attempt.run_id))
+
+
+def _whole(chunk: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A native chunk with its namespace, which LangGraph leaves out when no child graphs are streamed."""
+    return chunk if len(chunk) == 3 else ((), *chunk)
 
 
 def unwrap(error: BaseException) -> BaseException:

@@ -54,7 +54,7 @@ def stable_add_messages(left: Any, right: Any, **options: Any) -> Any:
         return add_messages(left, right, **options)
     before = [message.id for message in left] if isinstance(left, list) else []
     given = convert_to_messages(right if isinstance(right, list) else [right])
-    stamped = [_with_id(message, (place, before, index, message.type)) for index, message in enumerate(given)]
+    stamped: list[Any] = [_with_id(message, (place, before, index, message.type)) for index, message in enumerate(given)]
     return add_messages(left, stamped, **options)
 
 

@@ -43,6 +43,7 @@ from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import event_document
 from mongo_durable.store.failpoints import FailPoint, reach
+from mongo_durable.store.faults import no_driver_errors
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ _SOLO_AT_ONCE = 16
 
 _DUPLICATE_KEY = 11000
 _TOO_LARGE = {10334, 17280}
+_LARGEST_DOCUMENT = 16 * 1024 * 1024
 _VERDICTS = {_DUPLICATE_KEY, 121, 2, 22, *_TOO_LARGE}
 
 
@@ -123,6 +125,9 @@ class Appender:
         self._ready: deque[Channel] = deque()
         self._has_ready = asyncio.Event()
         self._is_closed = False
+        # Invariant: a channel with events in its queue is here, or in `_ready`, or in a flight: closing finds them all.
+        self._lingering: set[Channel] = set()
+        self._is_closed = False
         self._recoveries: set[asyncio.Task[None]] = set()
         self._flyers = [asyncio.create_task(self._fly(), name=f"mongo_durable-flight-{number}") for number in range(flights)]
         connection.on_close(self.aclose)
@@ -143,6 +148,9 @@ class Appender:
         self._refuse_if_closed(channel)
         if channel.ended is not None:
             raise channel.ended
+        if self._is_closed:
+            channel.end(_closed(channel))
+            raise _closed(channel)
         if channel.is_sealed:
             raise AttemptOver(f"run {channel.run_id}: this attempt has come to its end and writes nothing more", run_id=channel.run_id)
         if event.seq != channel.seq + 1 or event.fence != channel.fence or event.run_id != channel.run_id:
@@ -151,7 +159,16 @@ class Appender:
                 run_id=channel.run_id,
                 seq=event.seq,
             )
-        encoded = bson.encode(event_document(event, ObjectId()))  # a value that cannot be encoded fails its caller here, not the flight
+        # A value that cannot be encoded, or not be sent, fails its caller here, not the flight and with it every other run.
+        with no_driver_errors():
+            encoded = bson.encode(event_document(event, ObjectId()))
+        if len(encoded) > _LARGEST_DOCUMENT:
+            raise PayloadTooLarge(
+                f"run {channel.run_id}: event {event.seq} is larger than MongoDB takes",
+                run_id=channel.run_id,
+                size=len(encoded),
+                limit=_LARGEST_DOCUMENT,
+            )
         channel.seq = event.seq
         entry = _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
         entry.acknowledged.add_done_callback(_retrieve)
@@ -160,6 +177,7 @@ class Appender:
         if is_awaited:
             self._wake(channel)
         else:
+            self._lingering.add(channel)
             asyncio.get_running_loop().call_later(self._linger_s, self._wake, channel)
         return entry.acknowledged
 
@@ -179,10 +197,14 @@ class Appender:
     async def aclose(self) -> None:
         """Stop sending. Events that are not acknowledged by now stay unknown to their writers."""
         self._is_closed = True
+        self._is_closed = True
         tasks = [*self._flyers, *self._recoveries]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in {*self._lingering, *self._ready}:
+            if channel.queue:
+                channel.end(_closed(channel))
 
     def _refuse_if_closed(self, channel: Channel) -> None:
         if self._is_closed:
@@ -237,6 +259,7 @@ class Appender:
         while self._ready and len(batch) < FLIGHT_DOCUMENTS and size < FLIGHT_BYTES:
             channel = self._ready.popleft()
             channel.is_ready = False
+            self._lingering.discard(channel)
             if channel.ended is not None or not channel.queue:
                 continue
             channel.is_flying = True
@@ -369,9 +392,11 @@ def _abandon(entries: Iterable[_Entry]) -> None:
     for entry in entries:
         channel = entry.channel
         channel.is_flying = False
-        channel.end(
-            StoreUnavailable(f"run {channel.run_id}: the connection was closed before an event was acknowledged", run_id=channel.run_id), [entry]
-        )
+        channel.end(_closed(channel), [entry])
+
+
+def _closed(channel: Channel) -> StoreUnavailable:
+    return StoreUnavailable(f"run {channel.run_id}: the connection was closed before an event was acknowledged", run_id=channel.run_id)
 
 
 def _acknowledge(entry: _Entry) -> None:

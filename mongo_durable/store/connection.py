@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
-from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from mongo_durable.errors import ConfigurationError
-from mongo_durable.store.faults import no_driver_errors, translate
+from mongo_durable.store.faults import no_driver_errors
 
 T = TypeVar("T")
 Session = AsyncClientSession
@@ -122,8 +121,7 @@ class Connection:
         self.memory = self.database["memory"]
         self.payloads = self.database["payloads"]
         self._on_close: list[Callable[[], Awaitable[None]]] = []
-        self._close_with_loop = _close_when_loop_shuts_down(weakref.ref(self))
-        self._is_watching_loop = False
+        self._close_with_loop: AsyncIterator[None] | None = None
 
     def on_close(self, action: Callable[[], Awaitable[None]]) -> None:
         """Run `action` before the client is closed."""
@@ -131,8 +129,9 @@ class Connection:
 
     async def watch_loop(self) -> None:
         """Close this connection when the loop shuts down, so that `asyncio.run` leaves no open client behind."""
-        if not self._is_watching_loop:
-            self._is_watching_loop = True
+        if self._close_with_loop is None:
+            self._close_with_loop = _close_when_loop_shuts_down(self)
+            _open_connections.setdefault(asyncio.get_running_loop(), set()).add(self)
             await anext(self._close_with_loop)
 
     async def aclose(self) -> None:
@@ -140,6 +139,7 @@ class Connection:
         if self.is_closed:
             return
         self.is_closed = True
+        _open_connections.get(asyncio.get_running_loop(), set()).discard(self)
         for action in self._on_close:
             await action()
         if self.is_owned:
@@ -189,14 +189,14 @@ class Connection:
             return session.operation_time
 
 
-async def _close_when_loop_shuts_down(connection: weakref.ref[Connection]) -> AsyncIterator[None]:
+# The connections to close with their loop. Kept here, because an application may drop its App or client long before that.
+_open_connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, set[Connection]] = weakref.WeakKeyDictionary()
+
+
+async def _close_when_loop_shuts_down(connection: Connection) -> AsyncIterator[None]:
     # asyncio.run closes open async generators after it has cancelled the tasks: the one hook that a library has for the end of a loop.
     try:
         yield
     finally:
-        alive = connection()
-        if alive is not None:
-            try:
-                await alive.aclose()
-            except PyMongoError as error:
-                raise translate(error) from None
+        with no_driver_errors():
+            await connection.aclose()

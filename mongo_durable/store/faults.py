@@ -48,7 +48,7 @@ def translate(error: Exception) -> DurableError:
         return _translate_code(error)
     if isinstance(error, errors.InvalidURI | errors.ConfigurationError | errors.InvalidOperation):
         return ConfigurationError(f"the MongoDB driver refused its settings ({type(error).__name__}): check the URI and the client's options")
-    if isinstance(error, BSONError | OverflowError | errors.InvalidName):
+    if isinstance(error, BSONError | OverflowError | UnicodeEncodeError | errors.InvalidName):
         return PayloadError(f"a value cannot be stored as BSON ({type(error).__name__})")
     return StoreError(f"MongoDB failed with {type(error).__name__}")
 
@@ -70,7 +70,7 @@ def no_driver_errors() -> Iterator[None]:
     """Translate what the driver raises inside."""
     try:
         yield
-    except (errors.PyMongoError, BSONError) as error:
+    except (errors.PyMongoError, BSONError, OverflowError, UnicodeEncodeError) as error:  # the last two are how BSON refuses numbers and texts
         raise translate(error) from error
 
 
