@@ -20,8 +20,9 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as langchain_tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
-from langgraph.types import Command, Interrupt
+from langgraph.types import Command
 
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.loop_thread import LoopThread
@@ -44,10 +45,12 @@ from mongo_durable.errors import (
 from mongo_durable.langgraph import tool_node as tool_nodes
 from mongo_durable.langgraph.checkpointer import DurableCheckpointer
 from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.committed import root_config, seed
 from mongo_durable.langgraph.crossing import is_on_a_loop
 from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
 from mongo_durable.langgraph.effects import Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.models import DurableModel, durable_model
+from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.scope import current_session, here
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
@@ -449,6 +452,28 @@ class App:
         finally:
             work.process.running.pop(work.attempt.run_id, None)
 
+    async def aget_state(self, config: RunnableConfig) -> Any:
+        """The thread's last committed state, for people who look, as LangGraph's StateSnapshot.
+
+        While a run of the thread is suspended, `interrupts` has its questions with their stable ids; what the run has done since is in its history.
+        """
+        thread_id = config.get("configurable", {}).get("thread_id")
+        if thread_id is None:
+            raise ConfigurationError("config needs configurable.thread_id")
+        connection = self.process().connection
+        await schema.prepare(connection)
+        saver = InMemorySaver()
+        state = await runs.thread_state(connection, str(thread_id), await runs.committed_turn(connection, str(thread_id)))
+        if state is not None:
+            seed(saver, str(thread_id), state, self.codec)
+        snapshot = await self.graph().copy({"checkpointer": saver}).aget_state(root_config(str(thread_id)))
+        waiting = await frontiers.open_frontiers(connection, thread_id=str(thread_id))
+        return snapshot._replace(interrupts=tuple(each for frontier in waiting for each in public_interrupts(self.codec, frontier)))
+
+    def get_state(self, config: RunnableConfig) -> Any:
+        """`aget_state` for a synchronous caller."""
+        return _engine_loop().call(self.aget_state(config))
+
     async def execute(self, process: Process, claimed: Claim) -> None:
         """Run one attempt of a claimed run to its rest; for a runner.
 
@@ -588,7 +613,7 @@ class App:
             return self.codec.decode(head.output)
         if head.status is RunStatus.SUSPENDED:
             frontier = await frontiers.current(process.connection, head.run_id)
-            return {"__interrupt__": [Interrupt(value=self.codec.decode(entry.value), id=entry.activity_id) for entry in frontier.entries]}
+            return {"__interrupt__": public_interrupts(self.codec, frontier)}
         error = head.error or {}
         raise RunFailed(
             f"run {head.run_id} is {head.status}: {error.get('type', 'no error recorded')}",
@@ -605,7 +630,7 @@ class App:
             return None
         attempt = await Attempt.begin(process, await process.lease(), claimed)
         process.running[claimed.head.run_id] = attempt
-        base = await runs.thread_state(process.connection, claimed.head)
+        base = await runs.thread_state(process.connection, claimed.head.thread_id, claimed.head.base_turn)
         settings = self.codec.decode(claimed.head.settings)
         return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base, request))
 

@@ -21,10 +21,11 @@ from langgraph.types import Command, Interrupt
 from mongo_durable.engine.attempt import Answered, Attempt, Pending, Suspended
 from mongo_durable.errors import DurableError, UnsupportedGraph
 from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.committed import committed_state, seed
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
-from mongo_durable.langgraph.questions import native_interrupts, question_entry
+from mongo_durable.langgraph.questions import native_interrupts, public_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
@@ -95,13 +96,7 @@ class Driver:
         self._request = request
         self._filter = StreamFilter(request, attempt) if request is not None else None
         if base is not None:
-            self._seed(base)
-
-    def _seed(self, base: ThreadState) -> None:
-        state = self._saver.serde.loads_typed((base.serde_type, base.data))
-        checkpoint = state["checkpoint"]
-        config: RunnableConfig = {"configurable": {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}}
-        super(type(self._saver), self._saver).put(config, checkpoint, state["metadata"], checkpoint["channel_versions"])
+            seed(self._saver, thread_id, base, codec)
 
     def first_input(self) -> Any:
         """The run's original input, as our own copy with stable message ids."""
@@ -215,24 +210,15 @@ class Driver:
         return _GoOn(Command(resume=answers) if answers else None)
 
     def _with_questions(self, output: Any, frontier: StoredFrontier) -> Any:
-        interrupts = [
-            Interrupt(value=self._codec.decode(entry.value), id=entry.activity_id, response_schema=entry.response_schema)  # type: ignore[arg-type]
-            for entry in frontier.entries
-        ]
+        interrupts = public_interrupts(self._codec, frontier)
         values = {name: value for name, value in output.items() if name != "__interrupt__"} if isinstance(output, dict) else {}
         return {**values, "__interrupt__": interrupts}
 
     async def _end(self, output: Any) -> Ended:
         self.attempt.check_end(self._saver.last_root_step)
-        await self.attempt.end(Ending(type=EventType.RUN_COMPLETED, output=self._codec.encode(output), thread_state=self._committed_state()))
+        state = committed_state(self._saver, self.attempt.claimed.head.thread_id, self._codec)
+        await self.attempt.end(Ending(type=EventType.RUN_COMPLETED, output=self._codec.encode(output), thread_state=state))
         return Ended(output)
-
-    def _committed_state(self) -> ThreadState | None:
-        saved = self._saver.get_tuple({"configurable": {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}})
-        if saved is None:
-            return None
-        serde_type, data = self._saver.serde.dumps_typed({"checkpoint": saved.checkpoint, "metadata": saved.metadata})
-        return ThreadState(serde_type=serde_type, data=data)
 
     def _refuse(self, why: str) -> DurableError:
         return self.attempt.remember(UnsupportedGraph(f"run {self.attempt.run_id}: {why}", run_id=self.attempt.run_id))

@@ -11,6 +11,7 @@ from mongo_durable.langgraph.codec import Codec
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.identity import Position
+from mongo_durable.store.documents import StoredFrontier
 
 
 def native_interrupts(snapshot: Any) -> list[Interrupt]:
@@ -38,3 +39,11 @@ def question_entry(run_id: str, codec: Codec, position: Position, name: str, int
     if schema is not None and not isinstance(schema, dict):
         schema = TypeAdapter(schema).json_schema()
     return frontier_entry(run_id, position, ActivityKind.INTERRUPT, name, codec.encode(interrupt.value), codec.encode(schema))
+
+
+def public_interrupts(codec: Codec, frontier: StoredFrontier) -> list[Interrupt]:
+    """The questions of a frontier as LangGraph shows interrupts; their ids are activity ids, the same in every attempt."""
+    return [
+        Interrupt(value=codec.decode(entry.value), id=entry.activity_id, response_schema=codec.decode(entry.response_schema))
+        for entry in frontier.entries
+    ]

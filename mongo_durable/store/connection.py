@@ -85,7 +85,8 @@ class Endpoint:
     def _settings_of_client(self) -> dict[str, Any]:
         # PyMongo keeps the constructor's arguments for its own duplicates (seen in 4.15 to 4.20; a contract test watches it). Motor wraps a
         # MongoClient.
-        inner = getattr(self.client, "delegate", self.client)
+        # Asked by module, not by attribute: a PyMongo client answers to every name, with a database of that name.
+        inner = self.client.delegate if type(self.client).__module__.startswith("motor.") else self.client
         settings = getattr(inner, "_init_kwargs", None)
         if settings is None:
             raise ConfigurationError("the settings of client= cannot be read with this driver version: pass uri= beside it")

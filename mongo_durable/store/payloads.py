@@ -19,7 +19,7 @@ from pymongo.errors import BulkWriteError
 from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.values import ENVELOPE_KEY
 from mongo_durable.store.connection import Connection
-from mongo_durable.store.documents import SCHEMA_VERSION
+from mongo_durable.store.documents import SCHEMA_VERSION, check_version
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 
@@ -118,6 +118,7 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
     parts: dict[str, dict[int, bytes]] = {digest: {} for digest in wanted}
     ids = [f"{run_id}/{digest}/{n}" for digest, reference in wanted.items() for n in range(reference["chunks"])]
     async for chunk in connection.payloads.find({"_id": {"$in": ids}}):
+        check_version(chunk)
         parts[chunk["digest"]][chunk["n"]] = bytes(chunk["data"])
     found: dict[str, Any] = {}
     for digest, reference in wanted.items():

@@ -20,7 +20,7 @@ from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim, claim
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, check_version, head_from
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
@@ -174,7 +174,7 @@ class Ending:
         type: One of the four ends.
         output: Plain value, of a completed run.
         error: `{"type": …, "message": …}` and more, of a failed or diverged one.
-        thread_state: The state to commit for the thread's next turn, as (serde type, bytes) and a readable projection; None keeps the last one.
+        thread_state: The state to commit for the thread's next turn; None keeps the last one. People read the run's output.
         unsaved: Entries of the conversation since the last suspension.
     """
 
@@ -192,7 +192,6 @@ class ThreadState:
 
     serde_type: str
     data: bytes
-    readable: Any = None
 
 
 @store_call
@@ -220,7 +219,6 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             "created_at": datetime.now(UTC),
             "serde_type": state.serde_type,
             "data": await move_out(connection, run_id, state.data),
-            "readable": await move_out(connection, run_id, state.readable),
         }
 
     async def body(session: Session) -> None:
@@ -280,13 +278,21 @@ async def active_run(connection: Connection, thread_id: str) -> str | None:
 
 
 @store_call
-async def thread_state(connection: Connection, head: RunHead) -> ThreadState | None:
-    """The committed state that the run starts from, or None if its thread has none."""
-    if head.base_turn == 0:
+async def committed_turn(connection: Connection, thread_id: str) -> int:
+    """The last turn of a thread whose state was committed; 0 if there is none."""
+    thread = await connection.threads.find_one({"_id": thread_id}, {"committed_turn": 1})
+    return thread["committed_turn"] if thread is not None else 0
+
+
+@store_call
+async def thread_state(connection: Connection, thread_id: str, turn: int) -> ThreadState | None:
+    """The state that a thread had committed after a turn, or None for turn 0."""
+    if turn == 0:
         return None
-    document = await connection.thread_states.find_one({"_id": f"{head.thread_id}/{head.base_turn}"})
+    document = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
     if document is None:
         return None
+    check_version(document)
     (data,) = await bring_in(connection, document["run_id"], [document["data"]])
     return ThreadState(serde_type=document["serde_type"], data=bytes(data))
 
@@ -316,7 +322,7 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
 
     async def body(session: Session) -> Document:
         retryable = [RunStatus.FAILED.value, RunStatus.DIVERGED.value]
-        change = {"status": RunStatus.READY.value, "available_at": "$$NOW", "ended_at": None, "error": None}
+        change = {"status": RunStatus.READY.value, "available_at": "$$NOW", "ended_at": None, "error": None, "cancel": None}
         document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}}, change)
         await reach(FailPoint.RETRY_INSIDE)
         thread = await connection.threads.find_one({"_id": before.thread_id}, session=session)
