@@ -43,7 +43,8 @@ from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.documents import StoredFrontier
 from mongo_durable.store.heartbeat import Lease
-from mongo_durable.store.payloads import move_out
+from mongo_durable.store.payloads import bring_in, move_out
+from mongo_durable.store.transactional import BodyFailed, commit_with_outcome
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -174,6 +175,7 @@ class Attempt:
         self._channel = Channel(self.run_id, self.fence, claimed.seq)
         self._reached: dict[int, set[str]] = {}
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
+        self._reserved: dict[str, int] = {}
 
     @classmethod
     async def begin(cls, process: Process, lease: Lease, claimed: Claim) -> Attempt:
@@ -330,6 +332,32 @@ class Attempt:
         stored = await move_out(self._process.connection, self.run_id, value)
         await self._record(call, EventType.ACTIVITY_COMPLETED, stored, value, None)
 
+    async def complete_in_transaction(self, call: ActivityCall, body: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Run a transactional body and commit its writes with its outcome: all or nothing, once.
+
+        Args:
+            body: Gets the driver's session, returns a plain value; it may run more than once, and only one run of it is kept.
+
+        Returns:
+            The recorded plain value.
+
+        Raises:
+            Exception: What the body raised; nothing was committed, and the failure is not recorded yet (see `fail`).
+
+        Writes: See `store.transactional`.
+        """
+        self.check()
+        outcome = self._event(EventType.ACTIVITY_COMPLETED, 0, call.position, kind=call.kind, name=call.name)
+        try:
+            committed = await commit_with_outcome(self._process.connection, self._process.appender, self._channel, outcome, body, self.history.apply)
+        except BodyFailed as failed:
+            if failed.seq is not None:
+                self._reserved[call.position.text] = failed.seq
+            raise failed.error from None
+        (value,) = await bring_in(self._process.connection, self.run_id, [committed.value])
+        self.history.activities[call.position.text].outcome = replace(committed, value=value)
+        return value
+
     async def fail(self, call: ActivityCall, error: Mapping[str, Any]) -> None:
         """Record that an effect failed, by the type and message of its error. A replay raises the same.
 
@@ -340,9 +368,15 @@ class Attempt:
     async def _record(self, call: ActivityCall, event_type: EventType, stored: Any, value: Any, error: Mapping[str, Any] | None) -> None:
         self.check()
         text = call.position.text
-        acknowledged = self._append(
-            event_type, is_awaited=True, position=call.position, value=value, stored=stored, error=error, kind=call.kind, name=call.name
-        )
+        reserved = self._reserved.pop(text, None)
+        if reserved is None:
+            acknowledged = self._append(
+                event_type, is_awaited=True, position=call.position, value=value, stored=stored, error=error, kind=call.kind, name=call.name
+            )
+        else:
+            event = self._event(event_type, reserved, call.position, error=error, kind=call.kind, name=call.name)
+            self.history.activities[text].outcome = event
+            acknowledged = self._process.appender.fill(self._channel, event)
         self._unacknowledged[text] = acknowledged
         await self._settled(acknowledged)
         self._unacknowledged.pop(text, None)
@@ -421,20 +455,22 @@ class Attempt:
         self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, value: Any = None, stored: Any = None, **fields: Any
     ) -> asyncio.Future[int]:
         """Enqueue an event. The history of this attempt keeps `value`; what is sent is `stored`: it, or the reference to its chunks."""
-        event = Event(
+        event = self._event(event_type, self._channel.seq + 1, position, value=stored, **fields)
+        acknowledged = self._process.appender.append(self._channel, event, is_awaited=is_awaited)
+        self.history.apply(event if stored is value else replace(event, value=value))
+        return acknowledged
+
+    def _event(self, event_type: EventType, seq: int, position: Position | None, **fields: Any) -> Event:
+        return Event(
             run_id=self.run_id,
-            seq=self._channel.seq + 1,
+            seq=seq,
             fence=self.fence,
             type=event_type,
             at=datetime.now(UTC),
             position=position,
             activity_id=activity_id(self.run_id, position) if position is not None else None,
-            value=stored,
             **fields,
         )
-        acknowledged = self._process.appender.append(self._channel, event, is_awaited=is_awaited)
-        self.history.apply(event if stored is value else replace(event, value=value))
-        return acknowledged
 
     async def _settled(self, acknowledged: asyncio.Future[int]) -> None:
         # Shielded: when the graph's task is cancelled, the event is still in the air and must be accounted for.

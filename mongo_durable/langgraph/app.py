@@ -6,12 +6,11 @@ import asyncio
 import atexit
 import contextvars
 import functools
-import inspect
 import logging
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, overload
@@ -43,21 +42,20 @@ from mongo_durable.errors import (
     UnsupportedGraph,
 )
 from mongo_durable.langgraph import tool_node as tool_nodes
+from mongo_durable.langgraph.activities import durable_function
 from mongo_durable.langgraph.checkpointer import DurableCheckpointer
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.committed import root_config, seed
-from mongo_durable.langgraph.crossing import is_on_a_loop
 from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
-from mongo_durable.langgraph.effects import Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.effects import Policy
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
-from mongo_durable.langgraph.scope import current_session, here
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
 from mongo_durable.langgraph.tools import DurableTool
 from mongo_durable.langgraph.topology import check_call, check_graph
 from mongo_durable.protocol.canonical import digest
-from mongo_durable.protocol.events import ActivityKind, EventType, RunStatus
+from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
@@ -264,9 +262,10 @@ class App:
         *,
         on_unknown_outcome: OnUnknownOutcome | None = None,
         idempotent: bool = False,
+        transactional: bool = False,
         retry: RetryPolicy | None = None,
         name: str | None = None,
-    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+    ) -> Callable[[Callable[..., T]], Callable[..., T]]: ...
 
     def activity(
         self,
@@ -275,6 +274,7 @@ class App:
         *,
         on_unknown_outcome: OnUnknownOutcome | None = None,
         idempotent: bool = False,
+        transactional: bool = False,
         retry: RetryPolicy | None = None,
         name: str | None = None,
     ) -> Any:
@@ -286,16 +286,23 @@ class App:
 
         Args:
             on_unknown_outcome, idempotent, retry: As for `tool`.
+            transactional: The function is async and gets a keyword `session`, the driver's: what it writes with it to this cluster commits in one
+                transaction with its outcome, exactly once, also when the process dies between any two instructions. It may be run more than once.
             name: What the history calls it; None takes the function's name.
         """
-        unknown: OnUnknownOutcome = on_unknown_outcome or ("rerun" if idempotent else "suspend")
+        if transactional and (retry is not None or on_unknown_outcome is not None):
+            raise ConfigurationError("a transactional activity is repeated by its transaction and its outcome is never unknown: leave policies out")
+        unknown: OnUnknownOutcome = on_unknown_outcome or ("rerun" if idempotent or transactional else "suspend")
         check_on_unknown_outcome(unknown)
-        policy = Policy(on_unknown_outcome=unknown, retry=retry)
+        policy = Policy(on_unknown_outcome=unknown, is_transactional=transactional, retry=retry)
 
         def wrap(target: Callable[..., Any]) -> Callable[..., Any]:
-            return _durable_function(target, name or target.__name__, policy, self.codec)
+            return durable_function(target, name or target.__name__, policy, self.codec, self._plain_transaction)
 
         return wrap if function is None else wrap(function)
+
+    async def _plain_transaction(self, body: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await self.process().connection.transaction(body)
 
     def tool_node(self, tools: Sequence[BaseTool | Callable[..., Any]] | None = None, **options: Any) -> RunnableLambda[Any, Any]:
         """A ToolNode whose calls interrupt and resume each on its own; None takes all tools of the app."""
@@ -689,37 +696,3 @@ def _chunks_of_result(request: StreamRequest, result: Any) -> Iterator[Any]:
 
 
 _LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})
-
-
-def _durable_function(target: Callable[..., Any], name: str, policy: Policy, codec: Codec) -> Callable[..., Any]:
-    signature = inspect.signature(target)
-    is_async = inspect.iscoroutinefunction(target)
-
-    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        session = current_session()
-        if session is None:
-            return None
-        given = signature.bind(*args, **kwargs).arguments
-        plain = codec.encode(dict(given))
-        return start_effect(session, codec, here(), ActivityKind.ACTIVITY, name, plain, policy, shown_input=plain)
-
-    def call_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        # The position is taken when the function is called, not when its coroutine first runs.
-        effect = begin(args, kwargs)
-
-        async def body(_: object) -> Any:
-            return await (target(*args, **kwargs) if is_async else asyncio.to_thread(target, *args, **kwargs))
-
-        async def run() -> Any:
-            return await body(None) if effect is None else await run_effect_async(effect, body)
-
-        return run()
-
-    @functools.wraps(target)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if is_async or (current_session() is not None and is_on_a_loop()):
-            return call_async(args, kwargs)
-        effect = begin(args, kwargs)
-        return target(*args, **kwargs) if effect is None else run_effect(effect, lambda _: target(*args, **kwargs))
-
-    return call

@@ -28,9 +28,14 @@ from mongo_durable.protocol.identity import activity_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How an effect is to be treated."""
+    """How an effect is to be treated.
+
+    Attributes:
+        is_transactional: The body gets a driver session, and what it writes to the cluster commits with its outcome. Async bodies only.
+    """
 
     on_unknown_outcome: OnUnknownOutcome
+    is_transactional: bool = False
     retry: RetryPolicy | None = None
     is_start_awaited: bool = True
 
@@ -136,8 +141,11 @@ def start_effect(
     return Effect(session=session, codec=codec, scope=scope, call=call, policy=policy, happened=happened)
 
 
-async def run_effect_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]]) -> Any:
+async def run_effect_async(effect: Effect, body: Callable[..., Awaitable[Any]]) -> Any:
     """Run the effect's body, or return what was recorded for it.
+
+    Args:
+        body: Gets the scope of its own effects; a transactional one also the driver's session.
 
     Raises:
         DurableSignal: The attempt is over, diverged or refused.
@@ -151,6 +159,8 @@ async def run_effect_async(effect: Effect, body: Callable[[Scope], Awaitable[Any
             is_known, value = effect._outcome(started)
             if is_known:
                 return value
+            if effect.policy.is_transactional:
+                return effect.codec.decode(await _run_body_async(effect, lambda scope: _in_transaction(effect, scope, body)))
             value = effect._from_person(started) if isinstance(started, Happened) else await _run_body_async(effect, body)
             plain, copy = effect._encode(value)
             await attempt.complete(effect.call, plain)
@@ -161,6 +171,14 @@ async def run_effect_async(effect: Effect, body: Callable[[Scope], Awaitable[Any
             raise DurableSignal(attempt.remember(error)) from error
     finally:
         effect._check_out()
+
+
+async def _in_transaction(effect: Effect, scope: Scope, body: Callable[..., Awaitable[Any]]) -> Any:
+    async def plain_body(session: Any) -> Any:
+        plain, _ = effect._encode(await body(scope, session))
+        return plain
+
+    return await effect.session.attempt.complete_in_transaction(effect.call, plain_body)
 
 
 async def _run_body_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]]) -> Any:

@@ -145,14 +145,7 @@ class Appender:
         Raises:
             DurableError: The channel has ended, or the event cannot be encoded.
         """
-        self._refuse_if_closed(channel)
-        if channel.ended is not None:
-            raise channel.ended
-        if self._is_closed:
-            channel.end(_closed(channel))
-            raise _closed(channel)
-        if channel.is_sealed:
-            raise AttemptOver(f"run {channel.run_id}: this attempt has come to its end and writes nothing more", run_id=channel.run_id)
+        self._refuse_if_unusable(channel)
         if event.seq != channel.seq + 1 or event.fence != channel.fence or event.run_id != channel.run_id:
             raise CorruptHistory(
                 f"run {channel.run_id}: event {event.seq} of fence {event.fence} cannot follow {channel.seq} of fence {channel.fence}",
@@ -161,17 +154,8 @@ class Appender:
             )
         # A value that cannot be encoded, or not be sent, fails its caller here, not the flight and with it every other run.
         with no_driver_errors():
-            encoded = bson.encode(event_document(event, ObjectId()))
-        if len(encoded) > _LARGEST_DOCUMENT:
-            raise PayloadTooLarge(
-                f"run {channel.run_id}: event {event.seq} is larger than MongoDB takes",
-                run_id=channel.run_id,
-                size=len(encoded),
-                limit=_LARGEST_DOCUMENT,
-            )
+            entry = _entry(channel, event)
         channel.seq = event.seq
-        entry = _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
-        entry.acknowledged.add_done_callback(_retrieve)
         channel.queue.append(entry)
         channel.idle.clear()
         if is_awaited:
@@ -194,6 +178,36 @@ class Appender:
         if channel.ended is not None:
             raise channel.ended
 
+    async def reserve(self, channel: Channel) -> int:
+        """Take the run's next seq for an event that a transaction inserts. Nothing of the run is sent until `free` or `fill` gives the channel back.
+
+        Raises:
+            DurableError: The channel has ended.
+        """
+        while channel.is_flying or channel.queue:
+            self._wake(channel)
+            await channel.idle.wait()
+        self._refuse_if_unusable(channel)
+        channel.is_flying = True
+        channel.idle.clear()
+        channel.seq += 1
+        return channel.seq
+
+    def free(self, channel: Channel) -> None:
+        """The reserved event is committed, or the channel has ended: what was enqueued meanwhile may go."""
+        channel.is_flying = False
+        if channel.queue:
+            self._wake(channel)
+        else:
+            channel.idle.set()
+
+    def fill(self, channel: Channel, event: Event) -> asyncio.Future[int]:
+        """The transaction was aborted for good: `event` takes the reserved seq, before what was enqueued meanwhile, so that no hole is left."""
+        entry = _entry(channel, event)
+        channel.queue.appendleft(entry)
+        self.free(channel)
+        return entry.acknowledged
+
     async def aclose(self) -> None:
         """Stop sending. Events that are not acknowledged by now stay unknown to their writers."""
         self._is_closed = True
@@ -209,6 +223,13 @@ class Appender:
     def _refuse_if_closed(self, channel: Channel) -> None:
         if self._is_closed:
             channel.end(StoreUnavailable(f"run {channel.run_id}: the connection is closed", run_id=channel.run_id))
+
+    def _refuse_if_unusable(self, channel: Channel) -> None:
+        self._refuse_if_closed(channel)
+        if channel.ended is not None:
+            raise channel.ended
+        if channel.is_sealed:
+            raise AttemptOver(f"run {channel.run_id}: this attempt has come to its end and writes nothing more", run_id=channel.run_id)
 
     def _wake(self, channel: Channel) -> None:
         if not channel.is_flying and not channel.is_ready and channel.queue:
@@ -379,6 +400,20 @@ class Appender:
             verdicts = found
         self._settle(wave, verdicts, scope)
         return True
+
+
+def _entry(channel: Channel, event: Event) -> _Entry:
+    encoded = bson.encode(event_document(event, ObjectId()))  # a value that cannot be encoded fails its caller here, not the flight
+    if len(encoded) > _LARGEST_DOCUMENT:
+        raise PayloadTooLarge(
+            f"run {channel.run_id}: event {event.seq} is larger than MongoDB takes",
+            run_id=channel.run_id,
+            size=len(encoded),
+            limit=_LARGEST_DOCUMENT,
+        )
+    entry = _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
+    entry.acknowledged.add_done_callback(_retrieve)
+    return entry
 
 
 def _retrieve(acknowledged: asyncio.Future[int]) -> None:

@@ -71,16 +71,10 @@ class Endpoint:
 
     def sync_client(self) -> MongoClient[Document]:
         """A synchronous client of its own, for the heartbeat's thread. The caller closes it."""
-        if self.uri is not None:
-            with no_driver_errors():
-                return MongoClient(self.uri, **_OWN_CLIENT_OPTIONS)
-        return MongoClient(**self._settings_of_client())
+        return MongoClient(**self._settings_of_client()) if self.uri is None else _client(MongoClient, self.uri)
 
     def _new_async_client(self) -> AsyncMongoClient[Document]:
-        if self.uri is not None:
-            with no_driver_errors():
-                return AsyncMongoClient(self.uri, **_OWN_CLIENT_OPTIONS)
-        return AsyncMongoClient(**self._settings_of_client())
+        return AsyncMongoClient(**self._settings_of_client()) if self.uri is None else _client(AsyncMongoClient, self.uri)
 
     def _settings_of_client(self) -> dict[str, Any]:
         # PyMongo keeps the constructor's arguments for its own duplicates (seen in 4.15 to 4.20; a contract test watches it). Motor wraps a
@@ -98,6 +92,14 @@ class Endpoint:
         found = self._connections.pop(asyncio.get_running_loop(), None)
         if found is not None:
             await found.aclose()
+
+
+def _client(driver: Callable[..., T], uri: str) -> T:
+    try:
+        with no_driver_errors():
+            return driver(uri, **_OWN_CLIENT_OPTIONS)
+    except ValueError:  # how PyMongo refuses a host or port; its text may quote the URI
+        raise ConfigurationError("the MongoDB URI cannot be read: check its host and port; a password in it has to be percent-encoded") from None
 
 
 class Connection:

@@ -41,6 +41,9 @@ class FailPoint(StrEnum):
     RETRY_BEFORE = "retry.before"
     RETRY_INSIDE = "retry.inside"
     RETRY_AFTER = "retry.after"
+    TRANSACTIONAL_BEFORE = "transactional.before"
+    TRANSACTIONAL_INSIDE = "transactional.inside"
+    TRANSACTIONAL_AFTER = "transactional.after"
     RELEASE_BEFORE = "release.before"
     RELEASE_AFTER = "release.after"
 

@@ -140,7 +140,7 @@ class Wakeups:
 
     async def _watch(self) -> None:
         pause = 0.1
-        while True:
+        while not _is_cancelled():
             opened = time.monotonic()
             connection = self._endpoint.dedicated_connection()
             try:
@@ -151,11 +151,15 @@ class Wakeups:
                 async with stream_of as stream:
                     self._tell(None)
                     await self._read(stream)
+                if _is_cancelled():
+                    return
                 log.warning("change stream ended or fell silent; sweeping and opening it again")
             except (PyMongoError, DurableError) as error:
                 log.warning("change stream failed with %s; sweeping and opening it again", type(error).__name__)
             finally:
                 await connection.aclose()
+            if _is_cancelled():
+                return
             self._tell(None)
             if time.monotonic() - opened > SILENCE_S:
                 pause = 0.1
@@ -165,7 +169,7 @@ class Wakeups:
     async def _read(self, stream: Any) -> None:
         """Deliver changes until the stream ends or its token stands still for too long."""
         token, moved_at = None, time.monotonic()
-        while stream.alive:
+        while stream.alive and not _is_cancelled():
             change = await stream.try_next()
             if change is not None:
                 if "documentKey" not in change:
@@ -180,3 +184,9 @@ class Wakeups:
 def _run_change(change: dict[str, Any]) -> RunChange:
     fields = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields", {})
     return RunChange(run_id=change["documentKey"]["_id"], status=fields.get("status"), fence=fields.get("fence"))
+
+
+def _is_cancelled() -> bool:
+    # The driver can turn a cancellation into an error of its own (seen in 4.20, while it connects): the task alone remembers.
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
