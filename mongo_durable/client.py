@@ -17,9 +17,10 @@ from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import ConfigurationError, RunFailed
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
-from mongo_durable.store import events, frontiers, heads, memory, runs, schema
+from mongo_durable.store import events, forks, frontiers, heads, memory, runs, schema
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Resolution, RunHead, StoredFrontier
 from mongo_durable.store.wakeups import Wakeups
@@ -211,7 +212,9 @@ class DurableClient:
             input=self.encode(input),
             settings=self.encode(settings),
         )
-        await runs.submit(await self._connection(), submission)
+        connection = await self._connection()
+        await schema.prepare(connection)
+        await runs.submit(connection, submission)
         return RunHandle(self, named)
 
     async def get_run(self, run_id: str) -> RunSnapshot:
@@ -224,8 +227,7 @@ class DurableClient:
         head = await heads.get(connection, run_id)
         frontier = None
         if head.status is RunStatus.SUSPENDED:
-            stored = await frontiers.get(connection, run_id, head.generation)
-            frontier = self._frontier(stored) if stored is not None else None
+            frontier = await self.frontier(run_id, head.generation)
         return self._snapshot(head, frontier)
 
     async def list_runs(
@@ -260,6 +262,11 @@ class DurableClient:
         """Frontiers that wait for answers, oldest first."""
         found = await frontiers.open_frontiers(await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, limit=limit)
         return [self._frontier(each) for each in found]
+
+    async def frontier(self, run_id: str, generation: int) -> Frontier | None:
+        """One frontier of a run, open or not; None if the run never opened it."""
+        stored = await frontiers.get(await self._connection(), run_id, generation)
+        return self._frontier(stored) if stored is not None else None
 
     async def resolve(
         self,
@@ -300,6 +307,24 @@ class DurableClient:
         """
         await runs.retry(await self._connection(), run_id)
         return await self.get_run(run_id)
+
+    async def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> RunHandle:
+        """Make a new run that replays the beginning of a run and runs the rest anew, on a thread of its own.
+
+        Args:
+            at: A root step, up to whose seal everything is kept; or a position (`event.position.text`, `question.position`): that activity runs
+                again, that question is asked again.
+
+        Raises:
+            RunNotFound, RunConflict: There is no such run or place, or the new name is taken.
+        """
+        try:
+            place = at if isinstance(at, int) else Position.parse(at)
+        except ValueError as error:
+            raise ConfigurationError(f"at= is a step number or a position such as 'agent/1/plan@2#1': {error}") from None
+        named = new_run_id or str(uuid.uuid4())
+        await forks.fork(await self._connection(), run_id, place, named)
+        return RunHandle(self, named)
 
     async def history(self, run_id: str) -> list[Event]:
         """The events of a run, in order, with values as they were given.
@@ -348,7 +373,7 @@ class DurableClient:
 
     async def _connection(self) -> Connection:
         connection = self._endpoint.connection()
-        await schema.prepare(connection)
+        await schema.check(connection)
         return connection
 
     def encode(self, value: Any) -> Any:
@@ -469,6 +494,10 @@ class SyncDurableClient:
         """See `DurableClient.open_frontiers`."""
         return self._call(self._client.open_frontiers(**options))
 
+    def frontier(self, run_id: str, generation: int) -> Frontier | None:
+        """See `DurableClient.frontier`."""
+        return self._call(self._client.frontier(run_id, generation))
+
     def resolve(self, run_id: str, answers: Mapping[str, Any], **options: Any) -> Resolution:
         """See `DurableClient.resolve`."""
         return self._call(self._client.resolve(run_id, answers, **options))
@@ -480,6 +509,10 @@ class SyncDurableClient:
     def retry(self, run_id: str) -> RunSnapshot:
         """See `DurableClient.retry`."""
         return self._call(self._client.retry(run_id))
+
+    def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> SyncRunHandle:
+        """See `DurableClient.fork`."""
+        return SyncRunHandle(self, self._call(self._client.fork(run_id, at=at, new_run_id=new_run_id)).run_id)
 
     def history(self, run_id: str) -> list[Event]:
         """See `DurableClient.history`."""

@@ -10,4 +10,4 @@ def main() -> None:
     """Run the command that the process was called with."""
     from mongo_durable.cli.commands import app
 
-    app()
+    app(prog_name="mongo-durable")

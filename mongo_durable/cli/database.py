@@ -53,7 +53,7 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
         try:
             connection = endpoint.connection()
             # One connection for both: the client uses it as an application's own.
-            async with DurableClient(client=connection.client, database=name) as client:
+            async with DurableClient(given, client=connection.client, database=name) as client:
                 return await work(Opened(client, connection, name))
         finally:
             await endpoint.aclose()

@@ -41,28 +41,16 @@ def list_frontiers(
         out.print("nothing waits for an answer")
         return
 
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "gen", "workflow", "activity", "asked by", "question", "waits for", "expires"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("activity", "waits for"))
     now = datetime.now(UTC)
     for frontier in found:
         age = length(now - frontier.opened_at) if frontier.opened_at is not None else "-"
+        expiry = f"  expires {moment(frontier.expires_at)}" if frontier.expires_at is not None else ""
+        where = f"  {printable(frontier.workflow)}  generation {frontier.generation}  waits for {age}{expiry}"
+        out.print(Text.assemble((f"run {printable(frontier.run_id)}", "bold"), where))
         for entry in frontier.entries:
-            cells = (
-                printable(frontier.run_id),
-                str(frontier.generation),
-                printable(frontier.workflow),
-                entry.activity_id,
-                printable(entry.name),
-                in_one_line(entry.value),
-                age,
-                moment(frontier.expires_at),
-            )
-            table.add_row(*(Text(cell) for cell in cells))
-    out.print(table)
+            out.print(Text(f"  {entry.activity_id}  {printable(entry.name)} asks {in_one_line(entry.value)}"))
     out.print("\nanswer with: mongo-durable resolve RUN --answer ACTIVITY=JSON", style="dim", markup=False)
 
 

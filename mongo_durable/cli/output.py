@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -41,7 +40,7 @@ def console() -> Console:
     """Standard output. In a pipe a line is as long as it has to be, so that an id is never cut in two."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_WITHOUT_TERMINAL
+    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     return Console(width=width, highlight=False, soft_wrap=False)
 
 

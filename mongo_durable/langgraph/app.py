@@ -382,7 +382,7 @@ class App:
             # In a context of its own, as `ainvoke` has a task of its own: afterwards this thread is outside any attempt.
             reached = contextvars.copy_context().run(work.driver.run)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._conclude(work, error)) from None
+            raise engine.call(self._conclude(work.attempt, error)) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
         return reached.output
@@ -455,7 +455,7 @@ class App:
             while (chunk := own_context.run(next, steps, _END)) is not _END:
                 yield chunk
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._conclude(work, error)) from None
+            raise engine.call(self._conclude(work.attempt, error)) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
 
@@ -635,11 +635,18 @@ class App:
             await runs.end_cancelled(process.connection, claimed)
             process.running.pop(claimed.head.run_id, None)
             return None
-        attempt = await Attempt.begin(process, await process.lease(), claimed)
+        try:
+            attempt = await Attempt.begin(process, await process.lease(), claimed)
+        except BaseException:
+            await runs.release(process.connection, claimed)  # nothing was executed; others, or a later release of the code, may read it
+            raise
         process.running[claimed.head.run_id] = attempt
-        base = await runs.thread_state(process.connection, claimed.head.thread_id, claimed.head.base_turn)
-        settings = self.codec.decode(claimed.head.settings)
-        return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base, request))
+        try:
+            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
+            settings = self.codec.decode(claimed.head.settings)
+            return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base, request))
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise await self._conclude(attempt, error) from None
 
     async def _run(self, work: _Work, emit: Callable[[Any], None] | None = None) -> Any:
         try:
@@ -655,14 +662,13 @@ class App:
                 await asyncio.gather(running, return_exceptions=True)
                 raise
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise await asyncio.shield(asyncio.ensure_future(self._conclude(work, error))) from None
+            raise await asyncio.shield(asyncio.ensure_future(self._conclude(work.attempt, error))) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
         return reached.output
 
-    async def _conclude(self, work: _Work, raised: BaseException) -> BaseException:
+    async def _conclude(self, attempt: Attempt, raised: BaseException) -> BaseException:
         """Give the run the end that the attempt's failure means, and return what the caller is to see."""
-        attempt = work.attempt
         error: BaseException = unwrap(raised)
         if attempt.failure is not None:
             error = attempt.failure  # the verdict stands, whatever user code made of it

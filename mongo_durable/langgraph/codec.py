@@ -18,11 +18,16 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    ChatMessageChunk,
     FunctionMessage,
+    FunctionMessageChunk,
     HumanMessage,
+    HumanMessageChunk,
     RemoveMessage,
     SystemMessage,
+    SystemMessageChunk,
     ToolMessage,
+    ToolMessageChunk,
 )
 from langchain_core.tools import ToolException
 from langgraph.types import Command, Overwrite, Send
@@ -40,6 +45,11 @@ _MESSAGES: dict[str, type[BaseMessage]] = {
     "chat": ChatMessage,
     "function": FunctionMessage,
     "remove": RemoveMessage,
+    "human_chunk": HumanMessageChunk,
+    "system_chunk": SystemMessageChunk,
+    "tool_chunk": ToolMessageChunk,
+    "chat_chunk": ChatMessageChunk,
+    "function_chunk": FunctionMessageChunk,
 }
 _MESSAGE_NAMES = {kind: name for name, kind in _MESSAGES.items()}
 _MESSAGE_TAG = "langchain:message"

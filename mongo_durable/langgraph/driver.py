@@ -27,7 +27,7 @@ from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import native_interrupts, public_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
-from mongo_durable.langgraph.seams import STRICT_RESUME_KEY
+from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
 from mongo_durable.protocol.events import EventType
 from mongo_durable.protocol.identity import Position
@@ -230,5 +230,7 @@ def _whole(chunk: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error that a signal carries, or the error itself."""
+    """The error that a signal carries, or the error itself; LangGraph's failure on a child graph without a saver by its name."""
+    if is_unsaved_child(error):
+        return UnsupportedGraph("a child graph is compiled with checkpointer=False: compile it without it, its checkpoints are scratch here")
     return error.error if isinstance(error, DurableSignal) else error

@@ -200,6 +200,12 @@ class Root:
                 return known
             if any(earlier is info for earlier in self._earlier[namespace]):
                 raise self.refuse("a body went on after LangGraph had started it again")
+            if info.node_attempt > 1:
+                # A node's policy is refused before the run starts; that of a @task shows only here.
+                raise self.refuse(
+                    "a task has a retry policy: a recorded failure would replay in every try; use retry= of app.tool, app.llm or app.activity",
+                    metadata.get("langgraph_node"),
+                )
             path = metadata["langgraph_path"]
             if not isinstance(path, tuple):
                 raise self.refuse("a node's metadata overwrites langgraph_path: rename the key", metadata.get("langgraph_node"))

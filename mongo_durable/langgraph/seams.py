@@ -72,3 +72,8 @@ def parse_tool_input(tool: BaseTool, arguments: Any, tool_call_id: str | None) -
         pydantic.ValidationError: They do not fit; ToolNode turns it into a message for the model.
     """
     tool._parse_input(arguments, tool_call_id)
+
+
+def is_unsaved_child(error: BaseException) -> bool:
+    """Whether this is how LangGraph fails, under durability "sync", on a child graph with checkpointer=False."""
+    return isinstance(error, AttributeError) and error.name == "_put_checkpoint_fut"

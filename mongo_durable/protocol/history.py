@@ -95,8 +95,7 @@ class History:
 
     def is_nested(self, position: Position) -> bool:
         """Whether `position` lies inside the body of another recorded activity: a replay that returns that one's outcome never reaches it."""
-        path, step = position.path, position.step
-        return any(Position(path[:depth], step, path[depth]).text in self.activities for depth in range(2, len(path)))
+        return any(each.text in self.activities for each in position.enclosing())
 
     def apply(self, event: Event) -> None:
         """Take the next event.

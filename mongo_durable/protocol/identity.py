@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
@@ -84,6 +85,11 @@ class Position:
         """Whether `other` lies inside this effect's body, at any depth."""
         inner = self.body_path
         return other.step == self.step and other.path[: len(inner)] == inner
+
+    def enclosing(self) -> Iterator[Position]:
+        """Positions whose bodies this one could lie in, from the outside in: those of them that are activities enclose it."""
+        for depth in range(len(ROOT_PATH), len(self.path)):
+            yield Position(self.path[:depth], self.step, self.path[depth])
 
     @cached_property
     def sort_key(self) -> tuple[object, ...]:

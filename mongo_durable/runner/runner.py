@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Self
 
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
-from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, RunNotClaimable, StoreError, Superseded
+from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, RunNotClaimable, Superseded
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store import claims
@@ -139,7 +139,7 @@ class Runner:
         async with process.wakeups.listen() as listener:
             self._listener = listener
             swept = 0.0
-            while True:
+            while not self._is_draining:  # not by the cancellation alone: the driver can turn one into an error of its own
                 due = swept + self._sweep_interval - time.monotonic()
                 changes = await listener.wait(max(due, 0.0)) if due > 0 else None
                 try:
@@ -207,9 +207,13 @@ class Runner:
             log.debug("run %s was taken by another", run_id)
         except AttemptOver as over:
             log.info("run %s: %s", run_id, over)
-        except (StoreError, DurableError) as error:
+        except DurableError as error:
             self._back_off(run_id)
             log.warning("run %s: the attempt ended without a rest: %s", run_id, error)
+        except Exception:
+            # What is not known here must not stop the runner; the app has given the run back.
+            self._back_off(run_id)
+            log.exception("run %s: the attempt failed in a way that is not expected", run_id)
 
     def _back_off(self, run_id: str) -> None:
         _, pause = self._not_before.get(run_id, (0.0, 0.5))

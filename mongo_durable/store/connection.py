@@ -110,7 +110,8 @@ class Connection:
         self.is_owned = is_owned
         self.is_motor = type(client).__module__.startswith("motor.")
         self.is_closed = False
-        self.is_schema_checked = False
+        self.is_server_checked = False
+        self.is_schema_set_up = False
         self.database = client.get_database(
             database, codec_options=_CODEC, write_concern=MAJORITY, read_concern=ReadConcern("majority"), read_preference=ReadPreference.PRIMARY
         )

@@ -210,7 +210,7 @@ class RunHead:
         fence: Of the newest claim; the history may be one behind while an attempt starts.
         attempt: Id of the newest attempt.
         owner: The process that has the run, while it is running.
-        base_turn: The turn of the thread whose committed state the run starts from; 0 means from nothing.
+        base_thread, base_turn: The thread and turn whose committed state the run starts from; turn 0 means from nothing.
         input, output: As stored: a large one is a reference until `heads.get` brings it in.
         settings: The run's own configuration, the same in every attempt (plain value).
     """
@@ -225,6 +225,7 @@ class RunHead:
     version: str
     thread_id: str
     turn: int
+    base_thread: str
     base_turn: int
     input: Any
     input_digest: str
@@ -257,6 +258,7 @@ def head_from(document: Mapping[str, Any]) -> RunHead:
         version=document["workflow"]["version"],
         thread_id=document["thread_id"],
         turn=document["turn"],
+        base_thread=document.get("base_thread", document["thread_id"]),
         base_turn=document["base_turn"],
         input=document["input"],
         input_digest=document["input_digest"],

@@ -44,6 +44,9 @@ class FailPoint(StrEnum):
     TRANSACTIONAL_BEFORE = "transactional.before"
     TRANSACTIONAL_INSIDE = "transactional.inside"
     TRANSACTIONAL_AFTER = "transactional.after"
+    FORK_BEFORE = "fork.before"
+    FORK_INSIDE = "fork.inside"
+    FORK_AFTER = "fork.after"
     RELEASE_BEFORE = "release.before"
     RELEASE_AFTER = "release.after"
 

@@ -262,10 +262,10 @@ async def prepare(connection: Connection) -> None:
 
     On a database that is set up, this needs no more rights than `find` on `meta`.
     """
-    if connection.is_schema_checked:
+    if connection.is_schema_set_up:
         return
-    await check_server(connection)
-    if not await _check_recorded_version(connection):
+    await check(connection)
+    if not connection.is_schema_set_up:
         try:
             await ensure_schema(connection)
         except ConfigurationError as error:
@@ -274,7 +274,21 @@ async def prepare(connection: Connection) -> None:
                     "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
                 ) from error
             raise
-    connection.is_schema_checked = True
+    connection.is_schema_set_up = True
+
+
+@store_call
+async def check(connection: Connection) -> None:
+    """What a process does before it only reads or answers: check the server and the schema's version. It creates nothing.
+
+    Raises:
+        ReplicaSetRequired, ConfigurationError, SchemaVersionMismatch.
+    """
+    if connection.is_server_checked:
+        return
+    await check_server(connection)
+    connection.is_schema_set_up = await _check_recorded_version(connection)
+    connection.is_server_checked = True
     await connection.watch_loop()
 
 

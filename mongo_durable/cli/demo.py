@@ -1,0 +1,49 @@
+"""`mongo-durable demo`: the library at work, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import Annotated
+
+import typer
+
+from mongo_durable.cli.database import URI_VARIABLE, Uri
+from mongo_durable.cli.output import complain, console
+
+
+def demo(
+    uri: Uri = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="PROVIDER:NAME", help="A real chat model, by LangChain's init_chat_model.", show_default=False)
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's database; needs --uri.")] = False,
+) -> None:
+    """Run an agent whose workers are killed twice, and prove that it still buys exactly one desk.
+
+    On a database of its own: of the given replica set, else of a throwaway one. The scripted model needs no key. Exit code 1 if a claim did not hold.
+    """
+    if keep and not uri:
+        raise typer.BadParameter(f"--keep needs --uri (or {URI_VARIABLE}): the throwaway replica set goes with the demo")
+
+    from mongo_durable.demo.story import tell
+
+    if model is not None:
+        from mongo_durable.demo.model import named_model
+
+        named_model(model)  # refused here, before anything is started
+    out = console()
+    # Told to stop, it ends like on Ctrl-C: with its workers ended and its database dropped.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with contextlib.ExitStack() as stack:
+        if not uri:
+            from mongo_durable.dev import DevMongo
+
+            out.print("starting a throwaway replica set", style="dim")
+            uri = stack.enter_context(DevMongo())
+        found = asyncio.run(tell(out, uri, model=model, is_kept=keep))
+    for fault in found:
+        complain(f"not as claimed: {fault}")
+    if found:
+        raise typer.Exit(1)
