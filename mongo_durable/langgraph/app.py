@@ -8,12 +8,13 @@ import contextvars
 import functools
 import logging
 import os
+import sys
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig, RunnableLambda
@@ -52,7 +53,7 @@ from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
-from mongo_durable.langgraph.tools import DurableTool
+from mongo_durable.langgraph.tools import DurableTool, durable_tool
 from mongo_durable.langgraph.topology import check_call, check_graph
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import EventType, RunStatus
@@ -60,6 +61,9 @@ from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
 from mongo_durable.store.documents import RunHead, StoredFrontier
+
+if TYPE_CHECKING:
+    from langchain.agents.middleware import AgentMiddleware
 
 log = logging.getLogger(__name__)
 
@@ -212,19 +216,7 @@ class App:
             inner: BaseTool = target if isinstance(target, BaseTool) else langchain_tool(**options)(target) if options else langchain_tool(target)
             if inner.name in self._tools:
                 raise ConfigurationError(f"app {self.name!r} has a tool named {inner.name!r} already: give one of them another name")
-            wrapped = DurableTool(
-                name=inner.name,
-                description=inner.description,
-                args_schema=inner.args_schema,
-                return_direct=inner.return_direct,
-                response_format=inner.response_format,
-                tags=inner.tags,
-                metadata=inner.metadata,
-                inner=inner,
-                codec=self.codec,
-                policy=Policy(on_unknown_outcome=unknown, retry=retry),
-                is_wrapped=self._tools.__contains__,
-            )
+            wrapped = durable_tool(inner, self.codec, Policy(on_unknown_outcome=unknown, retry=retry), self._tools.__contains__)
             self._tools[inner.name] = wrapped
             return wrapped
 
@@ -312,6 +304,28 @@ class App:
         """Run functions without arguments at once in a body, each as a branch whose effects and interrupts are its own."""
         return await tool_nodes.gather(self.codec, functions)
 
+    def middleware(self, *, idempotent_tools: Collection[str] = ()) -> AgentMiddleware[Any, Any, Any]:
+        """Make an existing `create_agent(model, tools, middleware=[app.middleware(), …])` durable, with its plain model and tools.
+
+        What is both wrapped and under the middleware is recorded once. Put it first in the list.
+
+        Args:
+            idempotent_tools: Names of tools that may run twice; for the others a person is asked when a process died inside one.
+
+        Raises:
+            ConfigurationError: The package `langchain` is not installed.
+        """
+        try:
+            from mongo_durable.langgraph.middleware import DurableMiddleware
+        except ModuleNotFoundError as error:
+            raise ConfigurationError("app.middleware() is for LangChain's create_agent: install the package langchain") from error
+
+        def make_tool(tool: BaseTool) -> DurableTool:
+            policy = Policy(on_unknown_outcome="rerun" if tool.name in idempotent_tools else "suspend")
+            return durable_tool(tool, self.codec, policy, lambda _: True)
+
+        return DurableMiddleware(self.codec, Policy(on_unknown_outcome="rerun", is_start_awaited=False), make_tool)
+
     def checkpointer(self) -> DurableCheckpointer:
         """What a graph of this app may be compiled with. The driver puts its own scratch in its place for each attempt."""
         return DurableCheckpointer()
@@ -335,11 +349,18 @@ class App:
             if self._build is None:
                 raise ConfigurationError(f"app {self.name!r} has no graph: decorate the function that builds it with @app.entrypoint")
             built = self._build()
-            self._graph = with_stable_ids(check_graph(built.compile() if isinstance(built, StateGraph) else built))
+            self._graph = with_stable_ids(self._with_durable_hooks(check_graph(built.compile() if isinstance(built, StateGraph) else built)))
             drawn = self._graph.get_graph()
             edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
             self._topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]
         return self._graph
+
+    def _with_durable_hooks(self, graph: Any) -> Any:
+        if "langchain.agents" not in sys.modules:
+            return graph  # nobody has made an agent
+        from mongo_durable.langgraph.middleware import with_durable_hooks
+
+        return with_durable_hooks(graph, self.llm)
 
     @property
     def code_version(self) -> str:

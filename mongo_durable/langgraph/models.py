@@ -111,15 +111,22 @@ def durable_model(model: BaseChatModel, codec: Codec, policy: Policy, name: str 
         raise UnsupportedGraph(
             f"app.llm takes a chat model, not {type(model).__name__}: wrap the model first, then bind tools or structured output to the wrapped one"
         )
-    named = name or getattr(model, "model_name", None) or getattr(model, "model", None)
     return DurableModel(
         inner=model,
         codec=codec,
         policy=policy,
-        activity_name=named if isinstance(named, str) and named else type(model).__name__,
+        activity_name=name or model_name(model),
         disable_streaming=True,
         profile=getattr(model, "profile", None),
     )
+
+
+def model_name(model: BaseChatModel) -> str:
+    """What the history calls a model: its own name, else its class."""
+    if isinstance(model, DurableModel):
+        return model.activity_name
+    named = getattr(model, "model_name", None) or getattr(model, "model", None)
+    return named if isinstance(named, str) and named else type(model).__name__
 
 
 def _as_value(result: ChatResult) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import asyncio
 import contextvars
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +308,7 @@ class Session:
             await self._settled.wait()
 
 
-_session: contextvars.ContextVar[Session] = contextvars.ContextVar("mongo_durable_session")
+_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("mongo_durable_session", default=None)
 _root: contextvars.ContextVar[Root] = contextvars.ContextVar("mongo_durable_root")
 _body: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("mongo_durable_body", default=None)
 
@@ -325,6 +326,16 @@ def enter_root(root: Root) -> None:
     _body.set(None)
 
 
+@contextmanager
+def outside_any_session() -> Iterator[None]:
+    """What runs here is part of an effect that is recorded whole: durable models and functions behave like plain ones."""
+    token = _session.set(None)
+    try:
+        yield
+    finally:
+        _session.reset(token)
+
+
 def inside_body(scope: Scope) -> Callable[[], None]:
     """Effects started from here count in `scope`, until the returned function is called."""
     token = _body.set(scope)
@@ -333,12 +344,12 @@ def inside_body(scope: Scope) -> Callable[[], None]:
 
 def current_session() -> Session | None:
     """The running attempt's session, or None outside any attempt: then wrapped models and tools behave like plain ones."""
-    return _session.get(None)
+    return _session.get()
 
 
 def current_place() -> str | None:
     """A stable text for the graph loop that runs in this context, or None outside any attempt. It refuses nothing."""
-    session = _session.get(None)
+    session = _session.get()
     if session is None:
         return None
     root = _root.get()

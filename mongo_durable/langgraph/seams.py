@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 from langchain_core.tools import BaseTool
 from langgraph.errors import is_invalid_resume as is_invalid_resume
@@ -63,6 +64,25 @@ def is_call(path: TaskPath) -> bool:
 def parent_namespace(namespace: str) -> str:
     """The graph namespace in which the task with this checkpoint namespace runs."""
     return namespace.rpartition("|")[0]
+
+
+def hook_owner(bound: Any) -> object | None:
+    """The object whose method a node runs: the middleware, for nodes that `create_agent` makes of its hooks."""
+    for method in (getattr(bound, "func", None), getattr(bound, "afunc", None)):
+        # `create_agent` gives async hooks as partials of executors where only a sync one exists; the other of the pair is then the method.
+        if (owner := getattr(method, "__self__", None)) is not None:
+            return cast(object, owner)
+    return None
+
+
+def with_hook_owner(bound: Any, owner: object) -> Any:
+    """The same node function, with its methods bound to `owner`."""
+    moved = copy.copy(bound)
+    for name in ("func", "afunc"):
+        method = getattr(bound, name, None)
+        if method is not None and getattr(method, "__self__", None) is not None:
+            setattr(moved, name, getattr(owner, method.__name__))
+    return moved
 
 
 def parse_tool_input(tool: BaseTool, arguments: Any, tool_call_id: str | None) -> None:

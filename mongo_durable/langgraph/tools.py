@@ -15,6 +15,7 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from pydantic import BaseModel, ConfigDict
 
+from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.isolation import isolated, isolated_async
 from mongo_durable.langgraph.messages import meaning
@@ -83,6 +84,23 @@ class DurableTool(BaseTool):
         return call.leave(result, arrival.stopped)
 
 
+def durable_tool(tool: BaseTool, codec: Codec, policy: Policy, is_wrapped: Callable[[str], bool]) -> DurableTool:
+    """Wrap a tool."""
+    return DurableTool(
+        name=tool.name,
+        description=tool.description,
+        args_schema=tool.args_schema,
+        return_direct=tool.return_direct,
+        response_format=tool.response_format,
+        tags=tool.tags,
+        metadata=tool.metadata,
+        inner=tool,
+        codec=codec,
+        policy=policy,
+        is_wrapped=is_wrapped,
+    )
+
+
 @dataclass(slots=True)
 class _Arrival:
     stopped: GraphInterrupt | None = None
@@ -96,11 +114,12 @@ class _Call:
         arguments = input["args"] if is_tool_call else input
         self._tool = tool
         self._id: str | None = input.get("id") if is_tool_call else None
-        if not tool.inner.handle_validation_error:
-            # Arguments that do not fit are no effect: refused before anything is recorded, the same in every attempt.
-            parse_tool_input(tool.inner, arguments, self._id)
         self._scope = here()
         self._batch = self._calls_of_this_task()
+        if not tool.inner.handle_validation_error:
+            # Arguments that do not fit are no effect: refused before anything is recorded, the same in every attempt.
+            with self._failure_arrives():
+                parse_tool_input(tool.inner, arguments, self._id)
         shown = _model_arguments(tool.inner, arguments)
         self.effect: Effect = start_effect(
             session,
@@ -134,14 +153,22 @@ class _Call:
     def arrival(self) -> Iterator[_Arrival]:
         """Around the effect: keeps its interrupt, and counts a call that fails as arrived."""
         arrival = _Arrival()
+        with self._failure_arrives():
+            try:
+                yield arrival
+            except GraphInterrupt as interrupt:
+                arrival.stopped = interrupt
+
+    @contextmanager
+    def _failure_arrives(self) -> Iterator[None]:
+        """A call that fails has arrived too; if it is its task's last, it raises the others' interrupt: its own failure will replay."""
         try:
-            yield arrival
-        except GraphInterrupt as interrupt:
-            arrival.stopped = interrupt
+            yield
         except GraphBubbleUp:
             raise
         except Exception:
-            self._note_arrival(None)
+            if self._note_arrival(None) and self._scope.stopped is not None:
+                raise self._scope.stopped from None
             raise
 
     def _note_arrival(self, stopped: GraphInterrupt | None) -> bool:

@@ -78,7 +78,7 @@ async def claim(
     elif dead_owners:
         takeable.append({"status": RunStatus.RUNNING.value, "owner": {"$in": list(dead_owners)}})
     change = {"status": RunStatus.RUNNING.value, "fence": {"$add": ["$fence", 1]}, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
-    expected: dict[str, Any] = {"_id": run_id, "$or": takeable}
+    expected: dict[str, Any] = {"_id": run_id, "$or": takeable, **_READABLE}
     if workflows is not None:
         expected = {"$and": [expected, _served(workflows)]}
     await reach(FailPoint.CLAIM_HEAD_BEFORE)
@@ -201,8 +201,12 @@ class Claimable:
     version: str
 
 
+# A newer release's run is left to processes that can read it.
+_READABLE = {"schema_version": {"$lte": SCHEMA_VERSION}}
+
+
 def _served(workflows: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    return {"$or": [{"workflow.name": name, "workflow.version": version} for name, version in workflows]}
+    return {"$or": [{"workflow.name": name, "workflow.version": version} for name, version in workflows], **_READABLE}
 
 
 @store_call

@@ -12,6 +12,7 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError
 
 from mongo_durable.errors import (
+    CorruptHistory,
     FrontierExpired,
     IncompleteResolution,
     ResolutionConflict,
@@ -293,11 +294,14 @@ async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_di
         raise ResolutionConflict(f"run {run_id}: generation {generation} was answered before with other answers; the first ones stand", run_id=run_id)
     if head is None or stored is None:
         raise RunNotFound(f"run {run_id} or its frontier {generation} is gone", run_id=run_id)
-    if stored["status"] != FrontierStatus.CANCELLED.value and (
-        stored["status"] == FrontierStatus.EXPIRED.value or head["status"] == RunStatus.SUSPENDED.value
-    ):
+    is_past = stored["status"] == FrontierStatus.OPEN.value and stored["expires_at"] is not None and head["status"] == RunStatus.SUSPENDED.value
+    if is_past or stored["status"] == FrontierStatus.EXPIRED.value:
         raise FrontierExpired(
             f"run {run_id}: generation {generation} passed its deadline at {stored['expires_at']:%Y-%m-%d %H:%M:%SZ}", run_id=run_id
+        )
+    if head["generation"] == generation and head["status"] == RunStatus.SUSPENDED.value:
+        raise CorruptHistory(
+            f"run {run_id}: generation {generation} can take no answer: an event stands behind it already", run_id=run_id, seq=frontier.seq + 1
         )
     if head["generation"] != generation:
         raise StaleGeneration(
@@ -317,6 +321,8 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
     Invariants: I6.
     """
     run_id, generation = frontier.run_id, frontier.generation
+    ids = list(answers)
+    stored = dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
 
     async def body(session: Session) -> None:
         await move_head(
@@ -343,7 +349,7 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
             seq=frontier.seq + 1,
             fence=frontier.fence,
             type=EventType.FRONTIER_EXPIRED,
-            data={"generation": generation, "answers": dict(answers)},
+            data={"generation": generation, "answers": stored},
         )
         await insert_event(connection, session, event)
 
@@ -357,7 +363,7 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
 
 
 async def current(connection: Connection, run_id: str) -> StoredFrontier:
-    """The open frontier of a run.
+    """The newest frontier of a run, open or not.
 
     Raises:
         RunNotFound, RunNotSuspended: There is none.

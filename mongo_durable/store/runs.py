@@ -11,7 +11,7 @@ from bson import ObjectId
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
-from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, RunNotFound, Superseded, ThreadBusy
+from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, RunStatus
 from mongo_durable.protocol.history import fold
@@ -147,17 +147,24 @@ async def submit(connection: Connection, submission: Submission, *, owner: str |
 
 
 async def _existing(connection: Connection, submission: Submission, input_digest: str) -> RunHead:
-    try:
-        head = await heads.get(connection, submission.run_id)
-    except RunNotFound:
-        thread = await connection.threads.find_one({"_id": submission.thread_id})
+    """Classify in a transaction that commits with majority: a plain majority read may not see yet what the submission ran into."""
+
+    async def body(session: Session) -> tuple[Document | None, Document | None]:
+        return (
+            await connection.runs.find_one({"_id": submission.run_id}, session=session),
+            await connection.threads.find_one({"_id": submission.thread_id}, session=session),
+        )
+
+    found_run, thread = await connection.transaction(body)
+    if found_run is None:
         active = thread["active_run"] if thread else None
         raise ThreadBusy(
             f"thread {submission.thread_id!r} is busy with run {active!r}: wait for it, answer it or cancel it",
             run_id=submission.run_id,
             thread_id=submission.thread_id,
             active_run=active,
-        ) from None
+        )
+    head = head_from(found_run)
     found = (head.workflow, head.version, head.thread_id, head.input_digest)
     if found != (submission.workflow, submission.version, submission.thread_id, input_digest):
         raise RunConflict(

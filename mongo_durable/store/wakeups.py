@@ -142,22 +142,13 @@ class Wakeups:
         pause = 0.1
         while not _is_cancelled():
             opened = time.monotonic()
-            connection = self._endpoint.dedicated_connection()
             try:
-                start = await connection.operation_time()
-                stream_of = connection.change_stream(
-                    connection.runs, PIPELINE, start_at_operation_time=start, max_await_time_ms=_AWAIT_MS, batch_size=1000
-                )
-                async with stream_of as stream:
-                    self._tell(None)
-                    await self._read(stream)
+                await self._watch_once()
                 if _is_cancelled():
                     return
                 log.warning("change stream ended or fell silent; sweeping and opening it again")
             except (PyMongoError, DurableError) as error:
                 log.warning("change stream failed with %s; sweeping and opening it again", type(error).__name__)
-            finally:
-                await connection.aclose()
             if _is_cancelled():
                 return
             self._tell(None)
@@ -165,6 +156,19 @@ class Wakeups:
                 pause = 0.1
             await asyncio.sleep(pause * (0.5 + random.random()))  # jitter, so that processes do not reopen in step
             pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def _watch_once(self) -> None:
+        connection = self._endpoint.dedicated_connection()
+        try:
+            start = await connection.operation_time()
+            stream_of = connection.change_stream(
+                connection.runs, PIPELINE, start_at_operation_time=start, max_await_time_ms=_AWAIT_MS, batch_size=1000
+            )
+            async with stream_of as stream:
+                self._tell(None)
+                await self._read(stream)
+        finally:
+            await connection.aclose()
 
     async def _read(self, stream: Any) -> None:
         """Deliver changes until the stream ends or its token stands still for too long."""

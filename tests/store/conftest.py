@@ -90,7 +90,7 @@ async def client(request: pytest.FixtureRequest, mongo_uri: str, appname: str, c
 
 
 @pytest.fixture
-def endpoint(mongo_uri: str, shared_database: str, client: Any) -> Endpoint:
+async def endpoint(mongo_uri: str, shared_database: str, client: Any) -> Endpoint:
     """The shared database, through the application's client."""
     return Endpoint(mongo_uri, shared_database, client=client)
 
@@ -103,7 +103,7 @@ async def connection(endpoint: Endpoint) -> AsyncIterator[Connection]:
 
 
 @pytest.fixture
-def appender(connection: Connection) -> Appender:
+async def appender(connection: Connection) -> Appender:
     """The process's one appender. It closes with the connection."""
     return Appender(connection)
 

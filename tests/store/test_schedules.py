@@ -1,8 +1,9 @@
 """Randomised schedules on the real server: whatever the order and whoever dies, no invariant breaks and no promise is broken.
 
-In a schedule, actors fight over one run: attempts (some of which were declared dead and do not know it), resolvers with different answers, a canceller,
-an expirer, an operator who retries. They pause at random at the store's fail points and die at some of them; what a dead attempt had queued stays in
-flight, because all attempts share one appender. Then a sweep by status alone brings every run to rest, and the checker judges the database.
+In a schedule, actors fight over one run: attempts (some of which were declared dead and do not know it), resolvers with different answers, a
+canceller, an expirer, an operator who retries. They pause at random at the store's fail points and die at some of them; what a dead attempt had
+queued stays in flight, because all attempts share one appender. Then a sweep by status alone brings every run to rest, and the checker judges the
+database.
 
 `MONGO_DURABLE_SCHEDULES` says how many schedules there are.
 """
@@ -24,7 +25,7 @@ from pymongo.errors import AutoReconnect, NetworkTimeout
 from mongo_durable.errors import AttemptOver, ResolutionConflict, ResolutionError, RunError
 from mongo_durable.protocol.events import EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.history import fold
-from mongo_durable.store import claims, failpoints, frontiers, heads, runs, schema
+from mongo_durable.store import claims, failpoints, frontiers, runs, schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.documents import StoredFrontier
