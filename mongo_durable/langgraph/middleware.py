@@ -25,7 +25,7 @@ from pydantic import BaseModel
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.messages import meaning, semantic_input
-from mongo_durable.langgraph.models import DurableModel, model_name
+from mongo_durable.langgraph.models import DurableModel, model_name, replace_models
 from mongo_durable.langgraph.scope import Session, current_session, here, outside_any_session
 from mongo_durable.langgraph.seams import hook_owner, parent_namespace, with_hook_owner
 from mongo_durable.langgraph.tools import DurableTool
@@ -149,6 +149,10 @@ def with_durable_hooks(graph: Pregel[Any, Any, Any, Any], make_model: Callable[[
 
     The middleware objects stay as they are.
     """
+
+    def durable_unless_wrapped(model: BaseChatModel) -> BaseChatModel:
+        return model if isinstance(model, DurableModel) else make_model(model)
+
     nodes = {}
     for name, node in graph.nodes.items():
         bound = node.bound
@@ -156,13 +160,10 @@ def with_durable_hooks(graph: Pregel[Any, Any, Any, Any], make_model: Callable[[
         if isinstance(bound, Pregel):
             bound = with_durable_hooks(bound, make_model)
         elif isinstance(owner, AgentMiddleware):
-            models = {
-                field: value for field, value in vars(owner).items() if isinstance(value, BaseChatModel) and not isinstance(value, DurableModel)
-            }
-            if models:
-                durable = copy.copy(owner)
-                for field, model in models.items():
-                    setattr(durable, field, make_model(model))
-                bound = with_hook_owner(bound, durable)
+            fields = {field: replace_models(value, durable_unless_wrapped) for field, value in vars(owner).items()}
+            if any(fields[field] is not value for field, value in vars(owner).items()):
+                moved = copy.copy(owner)
+                vars(moved).update(fields)
+                bound = with_hook_owner(bound, moved)
         nodes[name] = node if bound is node.bound else node.copy({"bound": bound})
     return graph.copy({"nodes": nodes})

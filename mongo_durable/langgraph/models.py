@@ -10,7 +10,8 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable, RunnableBinding, RunnableParallel, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict
 
@@ -146,25 +147,32 @@ def _rebind(runnable: Any, inner: BaseChatModel, outer: DurableModel) -> Any:
     Raises:
         UnsupportedGraph: It is built in a way in which the model cannot be found.
     """
-    if runnable is inner:
-        return outer
-    if isinstance(runnable, RunnableBinding):
-        return runnable.model_copy(update={"bound": _rebind(runnable.bound, inner, outer)})
+    rebound = replace_models(runnable, lambda model: outer if model is inner else model)
+    if rebound is runnable:
+        raise UnsupportedGraph(
+            f"{type(inner).__name__} builds its tool or structured-output binding as a {type(runnable).__name__}, where no call can be recorded: "
+            "wrap such calls in an @app.activity"
+        )
+    return rebound
+
+
+def replace_models(runnable: Any, replacement: Callable[[BaseChatModel], BaseChatModel]) -> Any:
+    """`runnable` with the chat models inside it replaced; itself if there is none to replace. Nothing of the caller's is changed."""
+    if isinstance(runnable, BaseChatModel):
+        return replacement(runnable)
+    if isinstance(runnable, RunnableBindingBase):
+        bound = replace_models(runnable.bound, replacement)
+        return runnable if bound is runnable.bound else runnable.model_copy(update={"bound": bound})
     if isinstance(runnable, RunnableSequence):
-        first, *rest = runnable.steps
-        return RunnableSequence(_rebind(first, inner, outer), *rest, name=runnable.name)
+        steps = [replace_models(step, replacement) for step in runnable.steps]
+        is_same = all(new is old for new, old in zip(steps, runnable.steps, strict=True))
+        return runnable if is_same else RunnableSequence(*steps, name=runnable.name)
     if isinstance(runnable, RunnableParallel):
-        steps = {name: _rebind(step, inner, outer) if _has_model(step, inner) else step for name, step in runnable.steps__.items()}
-        return RunnableParallel(steps)
-    raise UnsupportedGraph(
-        f"{type(inner).__name__} builds its tool or structured-output binding as a {type(runnable).__name__}, in which its calls cannot be recorded: "
-        "wrap such calls in an @app.activity"
-    )
-
-
-def _has_model(runnable: Any, inner: BaseChatModel) -> bool:
-    if isinstance(runnable, RunnableBinding):
-        return _has_model(runnable.bound, inner)
-    if isinstance(runnable, RunnableSequence):
-        return _has_model(runnable.steps[0], inner)
-    return runnable is inner
+        branches = {name: replace_models(step, replacement) for name, step in runnable.steps__.items()}
+        is_same = all(branches[name] is step for name, step in runnable.steps__.items())
+        return runnable if is_same else RunnableParallel(branches)
+    if isinstance(runnable, RunnableWithFallbacks):
+        first = replace_models(runnable.runnable, replacement)
+        others = [replace_models(each, replacement) for each in runnable.fallbacks]
+        return runnable.model_copy(update={"runnable": first, "fallbacks": others})
+    return runnable

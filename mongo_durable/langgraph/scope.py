@@ -9,7 +9,7 @@ graph: it
   tells under which task, and as its how-manieth child graph, a namespace stands.
 - The step that the scratch saver was given in `put` for a checkpoint id. (`metadata["langgraph_step"]` says the same, but a node's own metadata can
   overwrite it.)
-- `metadata["langgraph_path"]`: the node, or the index of a Send among its producer's.
+- The task's path: the node, or the index of a Send among its producer's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.runtime import ExecutionInfo, get_runtime
 
 from mongo_durable.engine.attempt import Attempt, Pending
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.control import DurableSignal
-from mongo_durable.langgraph.seams import PULL, TaskPath, is_call, parent_namespace
+from mongo_durable.langgraph.seams import PULL, TaskPath, current_task_path, is_call, parent_namespace
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.identity import ROOT_PATH, Position, segment
 
@@ -192,7 +193,7 @@ class Root:
             return (*above, label(path)), self.root_step(native_step)
         return (*above, f"{label(path)}:{native_step}"), step
 
-    def enter(self, info: ExecutionInfo, metadata: dict[str, Any]) -> Scope:
+    def enter(self, info: ExecutionInfo, config: RunnableConfig) -> Scope:
         """The scope of the running task body: a new one when LangGraph started the body anew."""
         namespace = info.checkpoint_ns
         with self._lock:
@@ -205,11 +206,11 @@ class Root:
                 # A node's policy is refused before the run starts; that of a @task shows only here.
                 raise self.refuse(
                     "a task has a retry policy: a recorded failure would replay in every try; use retry= of app.tool, app.llm or app.activity",
-                    metadata.get("langgraph_node"),
+                    config.get("metadata", {}).get("langgraph_node"),
                 )
-            path = metadata["langgraph_path"]
-            if not isinstance(path, tuple):
-                raise self.refuse("a node's metadata overwrites langgraph_path: rename the key", metadata.get("langgraph_node"))
+            path = current_task_path(config)
+            if path is None:
+                raise self.refuse("LangGraph does not say which task this is: an effect was started outside any node")
             graph, called = parent_namespace(namespace), path
             while is_call(called):
                 graph, called = parent_namespace(graph), called[1]
@@ -218,7 +219,7 @@ class Root:
             if at is None:
                 raise self.refuse(
                     "a child graph runs without the run's scratch (compiled with checkpointer=False?): compile it without a checkpointer",
-                    metadata.get("langgraph_node"),
+                    config.get("metadata", {}).get("langgraph_node"),
                 )
             if known is not None:
                 self._earlier[namespace].append(known.info)
@@ -379,4 +380,4 @@ def here() -> Scope:
     body = _body.get()
     if body is not None and body.info is info:
         return body
-    return root.enter(info, dict(config["metadata"]))
+    return root.enter(info, config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.errors import is_invalid_resume as is_invalid_resume
 
@@ -17,11 +18,29 @@ STRICT_RESUME_KEY = "__pregel_strict_resume"
 TASKS_CHANNEL = "__pregel_tasks"
 INTERRUPT_CHANNEL = "__interrupt__"
 RESUME_CHANNEL = "__resume__"
+_READ_KEY = "__pregel_read"
 PULL = "__pregel_pull"
 PUSH = "__pregel_push"
 
 TaskPath = tuple[Any, ...]
 """How LangGraph addresses a task: `(PULL, node)`, `(PUSH, index, False)` for a Send, `(PUSH, caller, index, True)` for a call of a `@task`."""
+
+
+def current_task_path(config: RunnableConfig) -> TaskPath | None:
+    """The path of the task that runs in this configuration, or None if it is not told.
+
+    `metadata["langgraph_path"]` has it, unless a runnable in between was called with metadata of its own, or the node's metadata overwrite the key.
+    Then the task's state reader has it, which LangGraph keeps in `configurable`.
+    """
+    path = config.get("metadata", {}).get("langgraph_path")
+    if isinstance(path, tuple):
+        return path
+    reader = config["configurable"].get(_READ_KEY)
+    for argument in getattr(reader, "args", ()):
+        path = getattr(argument, "path", None)
+        if isinstance(path, tuple) and path and path[0] in (PULL, PUSH):
+            return path
+    return None
 
 
 def parse_task_path(text: str) -> TaskPath:

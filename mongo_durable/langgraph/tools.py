@@ -21,7 +21,7 @@ from mongo_durable.langgraph.isolation import isolated, isolated_async
 from mongo_durable.langgraph.messages import meaning
 from mongo_durable.langgraph.scope import Scope, Session, current_session, here
 from mongo_durable.langgraph.scratch import PLACEHOLDER
-from mongo_durable.langgraph.seams import PULL, parse_tool_input
+from mongo_durable.langgraph.seams import PULL, current_task_path, parse_tool_input
 from mongo_durable.protocol.events import ActivityKind
 
 one_call_at_a_time: contextvars.ContextVar[bool] = contextvars.ContextVar("mongo_durable_one_call", default=False)
@@ -144,8 +144,8 @@ class _Call:
         if self._id is None or one_call_at_a_time.get():
             return 0
         slot = self._scope.root.tool_slot(self._scope.namespace, self._id)
-        path = get_config()["metadata"]["langgraph_path"]
-        if slot is None or len(slot.batch) < 2 or path[0] != PULL or not self._scope.is_task_body:
+        path = current_task_path(get_config())
+        if slot is None or len(slot.batch) < 2 or path is None or path[0] != PULL or not self._scope.is_task_body:
             return 0
         return sum(self._tool.is_wrapped(name) for _, name in slot.batch)
 
