@@ -23,6 +23,7 @@ from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.history import History, fold
 from mongo_durable.protocol.identity import Position, activity_id
+from mongo_durable.protocol.parts import pack
 from mongo_durable.protocol.replay import (
     UNKNOWN_OUTCOME,
     ConsumeFrontier,
@@ -85,6 +86,7 @@ class ActivityCall:
 
     Attributes:
         input: Plain value, shown to people with the start; None where it would be stored again and again (a model's messages).
+        parts: Short digests of the messages of a model call, so that a divergence can name the one that differs.
         is_start_awaited: Whether the start must be committed before the body runs (I4). Not for a model call, which may be paid twice.
     """
 
@@ -94,6 +96,7 @@ class ActivityCall:
     input_digest: str
     input: Any = None
     on_unknown_outcome: OnUnknownOutcome
+    parts: tuple[str, ...] = ()
     is_start_awaited: bool = True
     is_overlapped: bool = False
 
@@ -245,7 +248,9 @@ class Attempt:
         if not self.history.is_nested(position):
             self._reached.setdefault(position.step, set()).add(text)
         try:
-            decision = decide_start(self.history, position, call.kind, call.name, call.input_digest, fence=self.fence, consumed=self.consumed)
+            decision = decide_start(
+                self.history, position, call.kind, call.name, call.input_digest, fence=self.fence, consumed=self.consumed, parts=call.parts
+            )
         except DurableError as failure:
             raise self.remember(failure) from None
         match decision:
@@ -278,7 +283,7 @@ class Attempt:
             input_digest=call.input_digest,
             value=call.input,
             stored=stored_input,
-            data={"is_overlapped": True} if call.is_overlapped else {},
+            data=self._start_data(call),
         )
         if call.is_start_awaited:
             await self._settled(acknowledged)
@@ -286,6 +291,13 @@ class Attempt:
         self._check_lease()
         self.executed += 1
         return Execute()
+
+    def _start_data(self, call: ActivityCall) -> dict[str, Any]:
+        data: dict[str, Any] = {"is_overlapped": True} if call.is_overlapped else {}
+        if call.parts:
+            last = self.history.last_model_call
+            data["parts"] = pack(call.parts, last.position.text if last else None, last.parts if last else ())
+        return data
 
     async def _decide_unknown(self, call: ActivityCall, question: Position) -> StartResult:
         match call.on_unknown_outcome:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from mongo_durable.langgraph.seams import is_invalid_resume
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.identity import activity_id
+from mongo_durable.protocol.parts import shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ def start_effect(
     policy: Policy,
     *,
     shown_input: Any = None,
+    parts: Sequence[str] = (),
     tool_call_id: str | None = None,
     happened: Callable[[Any], Any] = lambda result: result,
 ) -> Effect:
@@ -134,6 +136,7 @@ def start_effect(
         name=name,
         input_digest=input_digest,
         input=shown_input,
+        parts=shorten(parts),
         on_unknown_outcome=policy.on_unknown_outcome,
         is_start_awaited=policy.is_start_awaited,
         is_overlapped=is_overlapped,

@@ -16,6 +16,7 @@ from langgraph.types import Command
 from pydantic import BaseModel
 
 from mongo_durable.errors import NotJsonSafe
+from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.values import encode
 
 
@@ -65,9 +66,14 @@ def _without_generated_ids(content: Any) -> Any:
     return content
 
 
-def semantic_input(messages: Iterable[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]) -> Any:
+def message_digests(messages: Iterable[BaseMessage]) -> tuple[str, ...]:
+    """The digest of what each message means."""
+    return tuple(digest(encode(semantic_message(message))) for message in messages)
+
+
+def semantic_input(digests: Iterable[str], stop: list[str] | None, options: Mapping[str, Any]) -> Any:
     """The plain value whose digest identifies a model call: messages, stop words and call options (tools, response format, …)."""
-    return [[encode(semantic_message(message), convert=None) for message in messages], stop, meaning(options)]
+    return [list(digests), stop, meaning(options)]
 
 
 def meaning(value: Any) -> Any:

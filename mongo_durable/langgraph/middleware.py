@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
-from mongo_durable.langgraph.messages import meaning, semantic_input
+from mongo_durable.langgraph.messages import meaning, message_digests, semantic_input
 from mongo_durable.langgraph.models import DurableModel, model_name, replace_models
 from mongo_durable.langgraph.scope import Session, current_session, here, outside_any_session
 from mongo_durable.langgraph.seams import hook_owner, parent_namespace, with_hook_owner
@@ -97,6 +97,7 @@ class _ModelCall:
         schemas = [each for each in _schemas(request.response_format) if issubclass(each, BaseModel) or dataclasses.is_dataclass(each)]
         codec = Codec([*codec.types.values(), *schemas]) if schemas else codec
         messages = [request.system_message, *request.messages] if request.system_message is not None else list(request.messages)
+        parts = message_digests(messages)
         options = {
             "tools": [_tool_meaning(tool) for tool in request.tools],
             "tool_choice": request.tool_choice,
@@ -109,8 +110,9 @@ class _ModelCall:
             here(),
             ActivityKind.LLM,
             model_name(request.model),
-            semantic_input(messages, None, options),
+            semantic_input(parts, None, options),
             policy,
+            parts=parts,
             happened=lambda result: {"messages": [AIMessage(content=str(result))]},
         )
 

@@ -18,7 +18,7 @@ from pydantic import ConfigDict
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
-from mongo_durable.langgraph.messages import semantic_input
+from mongo_durable.langgraph.messages import message_digests, semantic_input
 from mongo_durable.langgraph.scope import Session, current_session, here
 from mongo_durable.langgraph.seams import parent_namespace
 from mongo_durable.protocol.events import ActivityKind
@@ -93,8 +93,11 @@ class DurableModel(BaseChatModel):
         return self._result(effect, await run_effect_async(effect, body))
 
     def _effect(self, session: Session, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Effect:
-        meaning = semantic_input(messages, stop, options)
-        return start_effect(session, self.codec, here(), ActivityKind.LLM, self.activity_name, meaning, self.policy, happened=_from_person)
+        parts = message_digests(messages)
+        meaning = semantic_input(parts, stop, options)
+        return start_effect(
+            session, self.codec, here(), ActivityKind.LLM, self.activity_name, meaning, self.policy, parts=parts, happened=_from_person
+        )
 
     def _result(self, effect: Effect, recorded: Any) -> ChatResult:
         message = recorded["message"]

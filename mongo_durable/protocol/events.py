@@ -94,7 +94,7 @@ class Event:
         data: What only this type of event has:
             run.submitted: workflow {name, version}, thread_id, turn
             attempt.started: owner, attempt, code_version
-            activity.started: is_overlapped, resumes (generation whose answer lets the body go on, or absent)
+            activity.started: is_overlapped; of a model call also parts {like, same, then}: see `protocol.parts`
             activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest}]
             activities.resolved, frontier.expired: generation, answers {activity_id: plain value}
             step.committed: step, activities, digest

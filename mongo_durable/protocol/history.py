@@ -13,6 +13,7 @@ from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.events import ENDS, OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryEntry, MemoryRole
+from mongo_durable.protocol.parts import unpack
 
 _ROLES = {ActivityKind.LLM: MemoryRole.MODEL, ActivityKind.TOOL: MemoryRole.TOOL}
 
@@ -25,6 +26,7 @@ class RecordedActivity:
         started_seq: Of its last `activity.started`: one for each time its body was let run on.
         started_fence: The attempt that wrote it.
         outcome: Its terminal event, or None.
+        parts: Short digests of the messages of a model call.
     """
 
     position: Position
@@ -34,6 +36,7 @@ class RecordedActivity:
     started_seq: int
     started_fence: int
     outcome: Event | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class History:
     frontiers: list[RecordedFrontier] = field(default_factory=list)
     steps: dict[int, RecordedStep] = field(default_factory=dict)
     end: Event | None = None
+    code_versions: dict[int, str | None] = field(default_factory=dict)
+    last_model_call: RecordedActivity | None = None
     # What the next transaction that suspends or ends has to save: entries since the last suspension.
     unsaved: list[MemoryEntry] = field(default_factory=list)
 
@@ -111,6 +116,7 @@ class History:
             if self.status.is_end or self.status is RunStatus.SUSPENDED:
                 raise self._corrupt(event, f"attempt on a run that is {self.status}")
             self.fence = event.fence
+            self.code_versions[event.fence] = event.data.get("code_version")
             self.attempts += 1
             self.status = RunStatus.RUNNING
         else:
@@ -159,7 +165,12 @@ class History:
             self._expect(event, known.outcome is None, f"start of the finished activity {position}")
             known.started_seq, known.started_fence = event.seq, event.fence
             return
-        self.activities[position.text] = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence)
+        recorded = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence)
+        self.activities[position.text] = recorded
+        if (stored := event.data.get("parts")) is not None:
+            like = self.activities.get(stored["like"])
+            recorded.parts = unpack(stored, {stored["like"]: like.parts} if like is not None else {})
+            self.last_model_call = recorded
         if not self.is_nested(position):
             self.by_step.setdefault(position.step, []).append(position.text)
         body = (position.path, position.step)

@@ -5,7 +5,7 @@ Pure: each function takes the history and what the code did, and returns what is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import ActivityKind, Event
 from mongo_durable.protocol.history import History, RecordedActivity, RecordedFrontier
 from mongo_durable.protocol.identity import Position
+from mongo_durable.protocol.parts import first_difference
+
+_REMEDY = "Run it with the code that started it, or make the change a new workflow version"
 
 UNKNOWN_OUTCOME = "unknown_outcome"
 """Name of the frontier entry that asks whether an effect happened."""
@@ -67,13 +70,22 @@ StartDecision = RunBody | ReturnOutcome | StayPending | DecideUnknown | TakeVerd
 
 
 def decide_start(
-    history: History, position: Position, kind: ActivityKind, name: str, input_digest: str, *, fence: int, consumed: int
+    history: History,
+    position: Position,
+    kind: ActivityKind,
+    name: str,
+    input_digest: str,
+    *,
+    fence: int,
+    consumed: int,
+    parts: Sequence[str] = (),
 ) -> StartDecision:
     """What to do with the activity that the code reached at `position`.
 
     Args:
         fence: The attempt that asks.
         consumed: How many recorded frontiers this replay has passed.
+        parts: Short digests of the messages of a model call.
 
     Raises:
         NondeterminismError: The history has another kind, name or input there.
@@ -81,7 +93,8 @@ def decide_start(
     recorded = history.activities.get(position.text)
     if recorded is None:
         return RunBody(is_recorded=False)
-    _check_same(recorded, kind, name, input_digest)
+    if (recorded.kind, recorded.name, recorded.input_digest) != (kind, name, input_digest):
+        raise _another_activity(history, recorded, kind, name, input_digest, parts)
     for frontier in history.frontiers[consumed:]:
         if mine := _entries_inside(frontier, position):
             return StayPending(frontier, mine)
@@ -111,17 +124,27 @@ def _entries_inside(frontier: RecordedFrontier, position: Position) -> tuple[Pos
     return tuple(entry for entry in frontier.entries if position.encloses(entry))
 
 
-def _check_same(recorded: RecordedActivity, kind: ActivityKind, name: str, input_digest: str) -> None:
-    if (recorded.kind, recorded.name, recorded.input_digest) == (kind, name, input_digest):
-        return
-    what = "input" if (recorded.kind, recorded.name) == (kind, name) else "activity"
-    raise NondeterminismError(
-        f"at {recorded.position} the code reached {kind} {name!r} (input {input_digest[:8]}), but the history has {recorded.kind} {recorded.name!r} "
-        f"(input {recorded.input_digest[:8]}): another {what} than recorded. Run it with the code that started it, or make the change a new workflow "
-        "version",
+def _another_activity(
+    history: History, recorded: RecordedActivity, kind: ActivityKind, name: str, input_digest: str, parts: Sequence[str]
+) -> NondeterminismError:
+    is_input = (recorded.kind, recorded.name) == (kind, name)
+    difference = first_difference(recorded.parts, parts) if is_input and kind is ActivityKind.LLM else None
+    if is_input:
+        what = difference or ("tools or options of the call differ" if kind is ActivityKind.LLM else "the input is another one")
+    else:
+        what = f"the code reached {kind} {name!r}, the history has {recorded.kind} {recorded.name!r}"
+    code_version = history.code_versions.get(recorded.started_fence)
+    return NondeterminismError(
+        f"{kind} {name!r} at {recorded.position} differs from the history: {what}. {_REMEDY} (recorded by {code_version or 'unknown code'})",
         position=recorded.position.text,
-        expected={"kind": str(recorded.kind), "name": recorded.name, "input_digest": recorded.input_digest},
-        found={"kind": str(kind), "name": name, "input_digest": input_digest},
+        expected={
+            "kind": str(recorded.kind),
+            "name": recorded.name,
+            "input_digest": recorded.input_digest,
+            "messages": len(recorded.parts),
+            "code_version": code_version,
+        },
+        found={"kind": str(kind), "name": name, "input_digest": input_digest, "messages": len(parts), "difference": what},
     )
 
 
@@ -192,8 +215,7 @@ def match_frontier(history: History, consumed: int, found: Mapping[Position, str
             key=lambda position: position.sort_key,
         )
         raise NondeterminismError(
-            f"the code suspended on other questions than frontier {recorded.generation} of the history; first at {differing[0]}. "
-            "Run it with the code that started it, or make the change a new workflow version",
+            f"the code suspended on other questions than frontier {recorded.generation} of the history; first at {differing[0]}. {_REMEDY}",
             position=differing[0].text,
             expected={"generation": recorded.generation, "positions": sorted(position.text for position in recorded.entries)},
             found={"positions": sorted(position.text for position in found)},
@@ -226,8 +248,7 @@ def check_step(history: History, step: int, reached: Collection[str]) -> bool:
     recorded = history.by_step.get(step, [])
     if missing := sorted(set(recorded) - set(reached)):
         raise NondeterminismError(
-            f"step {step} ended without reaching the recorded activity {missing[0]}. Run it with the code that started it, or make the change a new "
-            "workflow version",
+            f"step {step} ended without reaching the recorded activity {missing[0]}. {_REMEDY}",
             position=missing[0],
             expected={"step": step, "activities": len(recorded)},
             found={"step": step, "activities": len(reached)},
