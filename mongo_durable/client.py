@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mongo_durable.engine.loop_thread import LoopThread
+from mongo_durable.engine.policy import WhenBusy, is_queued
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import ConfigurationError, RunFailed
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
@@ -189,6 +190,7 @@ class DurableClient:
         version: str = "1",
         thread_id: str | None = None,
         run_id: str | None = None,
+        when_busy: WhenBusy = "refuse",
         configurable: Mapping[str, Any] | None = None,
         context: Any = None,
     ) -> RunHandle:
@@ -198,6 +200,8 @@ class DurableClient:
             input: The graph's input: JSON-safe values, LangChain messages, registered types.
             run_id: The same name again is the same run; None makes one up.
             thread_id: The conversation; None gives the run one of its own.
+            when_busy: What to do while another run is live on the thread: "refuse" this one, or "queue" it until the thread is free.
+            configurable, context: As for LangGraph; stored with the run, so the same in every attempt.
 
         Raises:
             ThreadBusy, RunConflict, NotJsonSafe.
@@ -214,7 +218,7 @@ class DurableClient:
         )
         connection = await self._connection()
         await schema.prepare(connection)
-        await runs.submit(connection, submission)
+        await runs.submit(connection, submission, is_queued_when_busy=is_queued(when_busy))
         return RunHandle(self, named)
 
     async def get_run(self, run_id: str) -> RunSnapshot:

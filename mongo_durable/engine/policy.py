@@ -17,6 +17,21 @@ OnUnknownOutcome = Literal["rerun", "fail", "suspend"]
 """What to do with an effect whose process died inside it: run it again, fail the run, or ask a person whether it happened."""
 
 
+WhenBusy = Literal["refuse", "queue"]
+"""What becomes of a run whose thread has a live one."""
+
+
+def is_queued(when_busy: str) -> bool:
+    """Whether such a run waits.
+
+    Raises:
+        ConfigurationError: It is neither of the two.
+    """
+    if when_busy not in ("refuse", "queue"):
+        raise ConfigurationError(f'when_busy is "refuse" or "queue", not {when_busy!r}')
+    return when_busy == "queue"
+
+
 def check_on_unknown_outcome(policy: str) -> None:
     """Refuse a policy that does not exist.
 

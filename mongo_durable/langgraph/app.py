@@ -26,7 +26,7 @@ from langgraph.types import Command
 
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.loop_thread import LoopThread
-from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, check_on_unknown_outcome
+from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome, is_queued
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import (
@@ -371,7 +371,14 @@ class App:
     # -- LangGraph's own shape ------------------------------------------------------------------------------------------------------------------
 
     async def ainvoke(
-        self, input: Any, config: RunnableConfig | None = None, *, context: Any = None, run_id: str | None = None, **options: Any
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        context: Any = None,
+        run_id: str | None = None,
+        when_busy: WhenBusy = "refuse",
+        **options: Any,
     ) -> Any:
         """Run the graph durably, from a new input or from answers, to its end or to its next interrupt.
 
@@ -381,6 +388,7 @@ class App:
             config: LangGraph's; `configurable.thread_id` names the thread. JSON-safe values in `configurable` are stored with the run.
             context: The graph's context, JSON-safe or of a registered type; stored with the run.
             run_id: Name of the new run; the same name again is the same run.
+            when_busy: What to do while another run is live on the thread: "refuse" this one, or "queue" it and wait for its turn.
 
         Returns:
             The graph's output; with `__interrupt__`, whose ids are stable activity ids, if the run is suspended.
@@ -390,13 +398,22 @@ class App:
             DurableError: See `mongo_durable.errors`.
             Exception: What the graph raised; the run has failed.
         """
-        work = await self._open(input, config, context, run_id, options)
+        work = await self._open(input, config, context, run_id, options, when_busy=when_busy)
         return await self._run(work) if isinstance(work, _Work) else work
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, *, context: Any = None, run_id: str | None = None, **options: Any) -> Any:
+    def invoke(
+        self,
+        input: Any,
+        config: RunnableConfig | None = None,
+        *,
+        context: Any = None,
+        run_id: str | None = None,
+        when_busy: WhenBusy = "refuse",
+        **options: Any,
+    ) -> Any:
         """The same for a synchronous caller. The graph runs in this thread."""
         engine = _engine_loop()
-        work = engine.call(self._open(input, config, context, run_id, options))
+        work = engine.call(self._open(input, config, context, run_id, options, when_busy=when_busy))
         if not isinstance(work, _Work):
             return work
         try:
@@ -527,6 +544,7 @@ class App:
         run_id: str | None,
         options: Mapping[str, Any],
         request: StreamRequest | None = None,
+        when_busy: str = "refuse",
     ) -> _Work | Any:
         config = config or {}
         check_call(graph_input, options, config)
@@ -545,10 +563,13 @@ class App:
             return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
         run = run_id or str(uuid.uuid4())
         submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
+        is_queued_run = is_queued(when_busy)
         lease = await process.lease()
         process.running[run] = None
         try:
-            accepted = await runs.submit(process.connection, submission, owner=lease.owner, code_version=self.code_version)
+            accepted = await runs.submit(
+                process.connection, submission, owner=lease.owner, code_version=self.code_version, is_queued_when_busy=is_queued_run
+            )
             if isinstance(accepted, Claim):
                 work = await self._begin(process, accepted, local, request)
                 if work is not None:

@@ -72,9 +72,9 @@ async def claim(
     Invariants: I1, I2.
     """
     attempt = ObjectId()
-    takeable: list[dict[str, Any]] = [{"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value]}}]
+    takeable: list[dict[str, Any]] = [_WAITING]
     if is_forced:
-        takeable.append({"status": RunStatus.RUNNING.value})
+        takeable = [{"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.RUNNING.value]}}]
     elif dead_owners:
         takeable.append({"status": RunStatus.RUNNING.value, "owner": {"$in": list(dead_owners)}})
     change = {"status": RunStatus.RUNNING.value, "fence": {"$add": ["$fence", 1]}, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
@@ -201,6 +201,9 @@ class Claimable:
     version: str
 
 
+# A run that is queued on its thread is pending, but nobody's turn before the thread is free.
+_WAITING = {"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value]}, "is_queued": {"$ne": True}}
+
 # A newer release's run is left to processes that can read it.
 _READABLE = {"schema_version": {"$lte": SCHEMA_VERSION}}
 
@@ -222,7 +225,7 @@ async def claimable(
     """
     served = _served(workflows)
     shown = {"workflow": 1}
-    waiting = {"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value]}, "$expr": {"$lte": ["$available_at", "$$NOW"]}, **served}
+    waiting = {**_WAITING, "$expr": {"$lte": ["$available_at", "$$NOW"]}, **served}
     found = await connection.runs.find(waiting, shown).sort("available_at", 1).limit(limit).to_list(None)
     orphaned = {"status": RunStatus.RUNNING.value, "owner": {"$in": [*dead, owner]}, "_id": {"$nin": list(known_runs)}, **served}
     found += await connection.runs.find(orphaned, shown).limit(limit).to_list(None)

@@ -16,7 +16,7 @@ from bson import ObjectId
 from pymongo import ReturnDocument
 
 from mongo_durable.errors import RunNotFound
-from mongo_durable.protocol.events import Event, EventType
+from mongo_durable.protocol.events import Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
 from mongo_durable.store.faults import store_call
@@ -59,8 +59,29 @@ async def last_event(connection: Connection, run_id: str, session: Session | Non
 
 
 async def free_thread(connection: Connection, session: Session, thread_id: str, run_id: str, change: Mapping[str, Any] | None = None) -> None:
-    """The run no longer holds its thread. Idempotent."""
-    await connection.threads.update_one({"_id": thread_id, "active_run": run_id}, {"$set": {"active_run": None, **(change or {})}}, session=session)
+    """The run no longer holds its thread; the oldest run that is queued on it, if any, takes it. Idempotent."""
+    thread: Document | None = await connection.threads.find_one_and_update(
+        {"_id": thread_id, "active_run": run_id},
+        {"$set": {"active_run": None, **(change or {})}},
+        return_document=ReturnDocument.AFTER,
+        session=session,
+    )
+    if thread is None or not thread.get("queued"):
+        return
+    queued = {"thread_id": thread_id, "status": RunStatus.PENDING.value, "is_queued": True}
+    turn = {"turn": thread["turn"] + 1, "base_turn": thread["committed_turn"]}
+    following: Document | None = await connection.runs.find_one_and_update(
+        queued,
+        [{"$set": {"is_queued": False, **turn, "available_at": "$$NOW"}}],
+        sort=[("submitted_at", 1), ("_id", 1)],
+        return_document=ReturnDocument.AFTER,
+        session=session,
+    )
+    if following is None:  # the queued ones were cancelled
+        await connection.threads.update_one({"_id": thread_id}, {"$set": {"queued": 0}}, session=session)
+    else:
+        taken = {"$set": {"active_run": following["_id"], "turn": turn["turn"]}, "$inc": {"queued": -1}}
+        await connection.threads.update_one({"_id": thread_id}, taken, session=session)
 
 
 @store_call

@@ -51,14 +51,22 @@ class Submission:
 
 
 @store_call
-async def submit(connection: Connection, submission: Submission, *, owner: str | None = None, code_version: str | None = None) -> Claim | RunHead:
+async def submit(
+    connection: Connection,
+    submission: Submission,
+    *,
+    owner: str | None = None,
+    code_version: str | None = None,
+    is_queued_when_busy: bool = False,
+) -> Claim | RunHead:
     """Accept a run: when this returns it is majority-committed and will be executed (I10).
 
     Args:
         owner: The process that executes the run itself: then the first attempt starts in the same transaction, and its claim is returned.
+        is_queued_when_busy: If another run is live on the thread, the run waits for its end instead of being refused.
 
     Returns:
-        The claim, if `owner` is given and the run is new; else the head. The same `run_id` again is the same run.
+        The claim, if `owner` is given and the run is new and not queued; else the head. The same `run_id` again is the same run.
 
     Raises:
         RunConflict: The `run_id` is taken by another run (other workflow, version, thread or input).
@@ -70,66 +78,26 @@ async def submit(connection: Connection, submission: Submission, *, owner: str |
     run_id = submission.run_id
     input_digest = digest(submission.input)
     stored_input = await move_out(connection, run_id, submission.input)
-    attempt = ObjectId() if owner is not None else None
+    workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
+    attempt = ObjectId()
 
     async def body(session: Session) -> Document:
-        now = datetime.now(UTC)
-        workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
-        await connection.runs.insert_one(
-            {
-                "_id": run_id,
-                "run_id": run_id,
-                "schema_version": SCHEMA_VERSION,
-                "status": RunStatus.PENDING.value if owner is None else RunStatus.RUNNING.value,
-                "fence": 0 if owner is None else 1,
-                "attempt": attempt,
-                "owner": owner,
-                "generation": 0,
-                "workflow": workflow,
-                "thread_id": submission.thread_id,
-                "turn": 1,
-                "base_turn": 0,
-                "input": stored_input,
-                "input_digest": input_digest,
-                "settings": submission.settings,
-                "output": None,
-                "error": None,
-                "available_at": now,
-                "submitted_at": now,
-            },
-            session=session,
-        )
+        await connection.runs.insert_one(_new_head(submission, workflow, stored_input, input_digest), session=session)
         await reach(FailPoint.SUBMIT_INSIDE)
-        thread = await connection.threads.find_one_and_update(
-            {"_id": submission.thread_id, "active_run": None},
-            {
-                "$set": {"active_run": run_id},
-                "$inc": {"turn": 1},
-                "$setOnInsert": {"schema_version": SCHEMA_VERSION, "run_id": run_id, "committed_turn": 0},
-            },
-            upsert=True,
-            return_document=ReturnDocument.AFTER,
-            session=session,
-        )
-        head: Document = await connection.runs.find_one_and_update(
-            {"_id": run_id},
-            [
-                {
-                    "$set": {
-                        "turn": thread["turn"],
-                        "base_turn": thread["committed_turn"],
-                        "submitted_at": "$$NOW",
-                        "available_at": "$$NOW",
-                        **({"claimed_at": "$$NOW"} if owner is not None else {}),
-                    }
-                }
-            ],
-            return_document=ReturnDocument.AFTER,
-            session=session,
-        )
-        data = {"workflow": workflow, "thread_id": submission.thread_id, "turn": thread["turn"], "base_turn": thread["committed_turn"]}
+        thread = await _take_thread(connection, session, submission, is_queued_when_busy=is_queued_when_busy)
+        change: Document = {"submitted_at": "$$NOW", "available_at": "$$NOW"}
+        turn = {"turn": None, "base_turn": None}
+        if thread is None:
+            change |= {"is_queued": True}
+        else:
+            turn = {"turn": thread["turn"], "base_turn": thread["committed_turn"]}
+            change |= turn
+            if owner is not None:
+                change |= {"status": RunStatus.RUNNING.value, "fence": 1, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
+        head = await move_head(connection, session, {"_id": run_id}, change)
+        data = {"workflow": workflow, "thread_id": submission.thread_id, **turn}
         await insert_event(connection, session, Event(run_id=run_id, seq=1, fence=0, type=EventType.RUN_SUBMITTED, value=stored_input, data=data))
-        if owner is not None:
+        if head["owner"] is not None:
             started = {"owner": owner, "attempt": attempt, "code_version": code_version}
             await insert_event(connection, session, Event(run_id=run_id, seq=2, fence=1, type=EventType.ATTEMPT_STARTED, data=started))
         return head
@@ -141,9 +109,53 @@ async def submit(connection: Connection, submission: Submission, *, owner: str |
         return await _existing(connection, submission, input_digest)
     await reach(FailPoint.SUBMIT_AFTER)
     head = head_from(document)
-    if owner is None or attempt is None:
-        return head
-    return Claim(head=head, owner=owner, attempt=attempt, seq=2)
+    return head if head.owner is None else Claim(head=head, owner=head.owner, attempt=attempt, seq=2)
+
+
+def _new_head(submission: Submission, workflow: Document, stored_input: Any, input_digest: str) -> Document:
+    now = datetime.now(UTC)  # replaced by the server's clock in the same transaction
+    return {
+        "_id": submission.run_id,
+        "run_id": submission.run_id,
+        "schema_version": SCHEMA_VERSION,
+        "status": RunStatus.PENDING.value,
+        "fence": 0,
+        "attempt": None,
+        "owner": None,
+        "generation": 0,
+        "workflow": workflow,
+        "thread_id": submission.thread_id,
+        "turn": 1,
+        "base_turn": 0,
+        "input": stored_input,
+        "input_digest": input_digest,
+        "settings": submission.settings,
+        "output": None,
+        "error": None,
+        "available_at": now,
+        "submitted_at": now,
+    }
+
+
+async def _take_thread(connection: Connection, session: Session, submission: Submission, *, is_queued_when_busy: bool) -> Document | None:
+    """The thread, now held by the run; None if it is busy and the run is to wait for it."""
+    thread_id = submission.thread_id
+    if is_queued_when_busy:
+        waiting = await connection.threads.update_one({"_id": thread_id, "active_run": {"$ne": None}}, {"$inc": {"queued": 1}}, session=session)
+        if waiting.matched_count:
+            return None
+    taken: Document = await connection.threads.find_one_and_update(
+        {"_id": thread_id, "active_run": None},
+        {
+            "$set": {"active_run": submission.run_id},
+            "$inc": {"turn": 1},
+            "$setOnInsert": {"schema_version": SCHEMA_VERSION, "run_id": submission.run_id, "committed_turn": 0},
+        },
+        upsert=True,
+        return_document=ReturnDocument.AFTER,
+        session=session,
+    )
+    return taken
 
 
 async def _existing(connection: Connection, submission: Submission, input_digest: str) -> RunHead:

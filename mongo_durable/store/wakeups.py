@@ -21,6 +21,7 @@ from typing import Any
 from pymongo.errors import PyMongoError
 
 from mongo_durable.errors import DurableError
+from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store.connection import Endpoint
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ PIPELINE: list[dict[str, Any]] = [
                         {"updateDescription.updatedFields.status": {"$exists": True}},
                         {"updateDescription.updatedFields.fence": {"$exists": True}},
                         {"updateDescription.updatedFields.cancel": {"$exists": True}},
+                        {"updateDescription.updatedFields.is_queued": {"$exists": True}},
                     ],
                 },
             ]
@@ -52,6 +54,7 @@ PIPELINE: list[dict[str, Any]] = [
             "documentKey": 1,
             "updateDescription.updatedFields.status": 1,
             "updateDescription.updatedFields.fence": 1,
+            "updateDescription.updatedFields.is_queued": 1,
             "fullDocument.status": 1,
             "fullDocument.fence": 1,
         }
@@ -187,7 +190,10 @@ class Wakeups:
 
 def _run_change(change: dict[str, Any]) -> RunChange:
     fields = change.get("fullDocument") or change.get("updateDescription", {}).get("updatedFields", {})
-    return RunChange(run_id=change["documentKey"]["_id"], status=fields.get("status"), fence=fields.get("fence"))
+    status = fields.get("status")
+    if fields.get("is_queued") is False and status is None:
+        status = RunStatus.PENDING.value  # its thread has become free
+    return RunChange(run_id=change["documentKey"]["_id"], status=status, fence=fields.get("fence"))
 
 
 def _is_cancelled() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
@@ -10,8 +11,9 @@ import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
-from mongo_durable import App, DurableClient
+from mongo_durable import App, DurableClient, Runner
 from mongo_durable.errors import NotJsonSafe, ThreadBusy
+from tests.support.invariants import assert_invariants
 
 
 @dataclass
@@ -110,3 +112,24 @@ async def test_a_state_of_more_than_16_mb_works(mongo_uri: str, database: str) -
     await app.ainvoke({"said": [large]}, CONFIG)
     second = await app.ainvoke({"said": ["b"]}, CONFIG)
     assert second["said"][0] == large
+
+
+async def test_a_run_can_wait_for_its_thread(mongo_uri: str, database: str) -> None:
+    """when_busy="queue": runs of a thread follow one another in the order of their submission, each from the state that the last one committed."""
+    app = build_app(mongo_uri, database, types=(Order,))
+    asked = await app.ainvoke({"said": ["ask"]}, CONFIG, run_id="r1")
+    waiting = [asyncio.create_task(app.ainvoke({"said": ["second"]}, CONFIG, run_id="r2", when_busy="queue"))]
+    async with DurableClient(mongo_uri, database=database, codec=app.codec) as client:
+        while not any(run.run_id == "r2" for run in await client.list_runs()):
+            await asyncio.sleep(0.01)
+        cancelled = await client.submit("turns", {"said": ["never"]}, thread_id="t", run_id="r3", when_busy="queue")
+        await client.submit("turns", {"said": ["third"]}, thread_id="t", run_id="r4", when_busy="queue")
+        assert (await client.cancel("r3")).status == "cancelled"
+        assert [(await client.get_run(run)).status for run in ("r1", "r2", "r4")] == ["suspended", "pending", "pending"]
+        async with Runner([app]):
+            await client.resolve("r1", {asked["__interrupt__"][0].id: "yes"})
+            last = await client.wait("r4", timeout=30)
+        await asyncio.gather(*waiting)
+        assert last.output["said"] == ["ask", "yes", "second", 4, "third", 6]
+        assert (await cancelled.get()).status == "cancelled"
+    await asyncio.to_thread(assert_invariants, mongo_uri, database)
