@@ -210,6 +210,7 @@ class RunHead:
         fence: Of the newest claim; the history may be one behind while an attempt starts.
         attempt: Id of the newest attempt.
         owner: The process that has the run, while it is running.
+        turn: Of the thread, from 1; 0 while the run is queued on it.
         base_thread, base_turn: The thread and turn whose committed state the run starts from; turn 0 means from nothing.
         input, output: As stored: a large one is a reference until `heads.get` brings it in.
         settings: The run's own configuration, the same in every attempt (plain value).

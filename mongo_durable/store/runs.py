@@ -125,7 +125,7 @@ def _new_head(submission: Submission, workflow: Document, stored_input: Any, inp
         "generation": 0,
         "workflow": workflow,
         "thread_id": submission.thread_id,
-        "turn": 1,
+        "turn": 0,
         "base_turn": 0,
         "input": stored_input,
         "input_digest": input_digest,

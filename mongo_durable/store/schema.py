@@ -58,7 +58,7 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "generation": _COUNT,
             "workflow": {"bsonType": "object", "required": ["name", "version"], "properties": {"name": _TEXT, "version": _TEXT}},
             "thread_id": _TEXT,
-            "turn": _ORDINAL,
+            "turn": _COUNT,
             "base_turn": _COUNT,
             "input_digest": _HEX_DIGEST,
             "available_at": _DATE,

@@ -230,9 +230,9 @@ def _faults_of_threads(snapshot: Snapshot) -> Iterator[str]:
         thread = snapshot.threads.get(head["thread_id"])
         if thread is None:
             yield f"thread {head['thread_id']}: it has run {run_id} and no head"
-        elif (thread["active_run"] == run_id) == RunStatus(head["status"]).is_end:
+        elif (thread["active_run"] == run_id) == (RunStatus(head["status"]).is_end or head.get("is_queued", False)):
             yield f"thread {head['thread_id']}: its active run is {thread['active_run']!r}, and run {run_id} is {head['status']}"
-    turns = Counter((head["thread_id"], head["turn"]) for head in snapshot.runs.values())
+    turns = Counter((head["thread_id"], head["turn"]) for head in snapshot.runs.values() if head["turn"])  # a queued run has none yet
     yield from (f"thread {thread_id}: {number} runs of turn {turn}" for (thread_id, turn), number in turns.items() if number > 1)
     for thread_id, thread in snapshot.threads.items():
         if thread["committed_turn"] and f"{thread_id}/{thread['committed_turn']}" not in snapshot.thread_states:
