@@ -23,7 +23,12 @@ class StoredMemory:
 
 
 async def documents(connection: Connection, head: RunHead, entries: Sequence[MemoryEntry]) -> list[Document]:
-    """The documents of `entries`; large values are moved out first, before any transaction."""
+    """The documents of `entries`; large values are moved out first, before any transaction.
+
+    A run that was cancelled before its thread was free has had no turn, and is no part of the conversation.
+    """
+    if head.turn == 0:
+        return []
     values = await move_out_all(connection, head.run_id, [entry.value for entry in entries])
     return [
         {
