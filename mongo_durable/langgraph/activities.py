@@ -10,7 +10,7 @@ from typing import Any
 
 from mongo_durable.errors import ConfigurationError
 from mongo_durable.langgraph.codec import Codec
-from mongo_durable.langgraph.crossing import is_on_a_loop
+from mongo_durable.langgraph.crossing import runs
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.scope import current_session, here
 from mongo_durable.protocol.events import ActivityKind
@@ -61,7 +61,8 @@ def durable_function(target: Callable[..., Any], name: str, policy: Policy, code
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_async or (current_session() is not None and is_on_a_loop()):
+        session = current_session()
+        if is_async or (session is not None and runs(session.attempt.loop)):
             return call_async(args, kwargs)
         effect = begin(args, kwargs)
         return target(*args, **kwargs) if effect is None else run_effect(effect, lambda _: target(*args, **kwargs))

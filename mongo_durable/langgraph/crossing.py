@@ -1,7 +1,7 @@
 """Crossing from graph threads to the engine's event loop.
 
 A graph runs in the colour that its caller chose. Under `invoke` its durable calls run in graph threads and cross over to the engine's loop; that must
-never be done from a thread that runs an event loop itself, because it would wait for itself.
+never be done from the thread that runs the engine's loop, because it would wait for itself. A thread that runs another loop (a notebook's) may wait.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from mongo_durable.langgraph.control import DurableSignal
 T = TypeVar("T")
 
 
-def is_on_a_loop() -> bool:
-    """Whether this thread runs an event loop now."""
+def runs(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether this thread runs `loop` now."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
-    return True
 
 
 def await_on_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], what: str) -> T:
@@ -33,9 +32,9 @@ def await_on_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any
         what: What was called, for the message.
 
     Raises:
-        DurableSignal: This thread runs an event loop: waiting here could never end.
+        DurableSignal: This thread runs the engine's loop: waiting here could never end.
     """
-    if is_on_a_loop():
+    if runs(loop):
         coroutine.close()
         raise DurableSignal(
             ConfigurationError(
@@ -47,11 +46,8 @@ def await_on_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
     """Call `function`, which does not wait for anything, on the engine's loop; directly if this is it."""
-    try:
-        if asyncio.get_running_loop() is loop:
-            return function()
-    except RuntimeError:
-        pass
+    if runs(loop):
+        return function()
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
