@@ -9,10 +9,8 @@ import functools
 import logging
 import os
 import sys
-import uuid
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -22,24 +20,12 @@ from langchain_core.tools import BaseTool
 from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
-from langgraph.types import Command
 
-from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.loop_thread import LoopThread
-from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome, is_queued
+from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
-from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import (
-    AttemptOver,
     ConfigurationError,
-    CorruptHistory,
-    DurableError,
-    NondeterminismError,
-    RunError,
-    RunFailed,
-    RunNotClaimable,
-    RunNotFound,
-    StoreError,
     UnsupportedGraph,
 )
 from mongo_durable.langgraph import tool_node as tool_nodes
@@ -47,20 +33,18 @@ from mongo_durable.langgraph.activities import durable_function
 from mongo_durable.langgraph.checkpointer import DurableCheckpointer
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.committed import root_config, seed
-from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
 from mongo_durable.langgraph.effects import Policy
+from mongo_durable.langgraph.execution import Executor, Work
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
 from mongo_durable.langgraph.tools import DurableTool, durable_tool
-from mongo_durable.langgraph.topology import check_call, check_graph
+from mongo_durable.langgraph.topology import check_graph
 from mongo_durable.protocol.canonical import digest
-from mongo_durable.protocol.events import EventType, RunStatus
-from mongo_durable.store import frontiers, heads, runs, schema
-from mongo_durable.store.claims import Claim, claim, dead_owners
+from mongo_durable.store import frontiers, runs, schema
+from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
-from mongo_durable.store.documents import RunHead, StoredFrontier
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
@@ -72,7 +56,6 @@ T = TypeVar("T")
 
 URI_VARIABLE = "MONGO_DURABLE_URI"
 DATABASE_VARIABLE = "MONGO_DURABLE_DATABASE"
-_LOOK_AGAIN_S = 2.0
 
 
 @functools.cache
@@ -81,15 +64,6 @@ def _engine_loop() -> LoopThread:
     thread = LoopThread("mongo_durable-engine")
     atexit.register(thread.close)
     return thread
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A claimed attempt with its driver, ready to run in either colour."""
-
-    process: Process
-    attempt: Attempt
-    driver: Driver
 
 
 class App:
@@ -131,8 +105,9 @@ class App:
         self._tools: dict[str, DurableTool] = {}
         self._build: Callable[[], Any] | None = None
         self._graph: Any = None
-        self._topology: str | None = None
+        self.topology: str | None = None
         self._endpoint: Endpoint | None = None
+        self._executor = Executor(self)
         self._processes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Process] = weakref.WeakKeyDictionary()
 
     # -- where the database is ------------------------------------------------------------------------------------------------------------------
@@ -352,7 +327,7 @@ class App:
             self._graph = with_stable_ids(self._with_durable_hooks(check_graph(built.compile() if isinstance(built, StateGraph) else built)))
             drawn = self._graph.get_graph()
             edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
-            self._topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]
+            self.topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]
         return self._graph
 
     def _with_durable_hooks(self, graph: Any) -> Any:
@@ -366,7 +341,7 @@ class App:
     def code_version(self) -> str:
         """Name, version and shape of the graph that this process has, recorded with each attempt."""
         self.graph()
-        return f"{self.name}:{self.version}:{self._topology}"
+        return f"{self.name}:{self.version}:{self.topology}"
 
     # -- LangGraph's own shape ------------------------------------------------------------------------------------------------------------------
 
@@ -398,8 +373,8 @@ class App:
             DurableError: See `mongo_durable.errors`.
             Exception: What the graph raised; the run has failed.
         """
-        work = await self._open(input, config, context, run_id, options, when_busy=when_busy)
-        return await self._run(work) if isinstance(work, _Work) else work
+        work = await self._executor.open(input, config, context, run_id, options, when_busy=when_busy)
+        return await self._executor.run(work) if isinstance(work, Work) else work
 
     def invoke(
         self,
@@ -413,14 +388,14 @@ class App:
     ) -> Any:
         """The same for a synchronous caller. The graph runs in this thread."""
         engine = _engine_loop()
-        work = engine.call(self._open(input, config, context, run_id, options, when_busy=when_busy))
-        if not isinstance(work, _Work):
+        work = engine.call(self._executor.open(input, config, context, run_id, options, when_busy=when_busy))
+        if not isinstance(work, Work):
             return work
         try:
             # In a context of its own, as `ainvoke` has a task of its own: afterwards this thread is outside any attempt.
             reached = contextvars.copy_context().run(work.driver.run)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._conclude(work.attempt, error)) from None
+            raise engine.call(self._executor.conclude(work.attempt, error)) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
         return reached.output
@@ -448,13 +423,13 @@ class App:
             As `ainvoke`.
         """
         request = StreamRequest.of(stream_mode, subgraphs, replay)
-        work = await self._open(input, config, context, run_id, options, request)
-        if not isinstance(work, _Work):
+        work = await self._executor.open(input, config, context, run_id, options, request)
+        if not isinstance(work, Work):
             for chunk in _chunks_of_result(request, work):
                 yield chunk
             return
         chunks: asyncio.Queue[Any] = asyncio.Queue()
-        running = asyncio.create_task(self._run(work, chunks.put_nowait))
+        running = asyncio.create_task(self._executor.run(work, chunks.put_nowait))
         running.add_done_callback(lambda _: chunks.put_nowait(_END))
         try:
             while (chunk := await chunks.get()) is not _END:
@@ -483,8 +458,8 @@ class App:
             # LangGraph's sync stream hangs then: its waiter takes the only worker (seen on 1.2.24).
             raise UnsupportedGraph("a synchronous stream cannot run with max_concurrency=1: raise it, or use astream or invoke")
         engine = _engine_loop()
-        work = engine.call(self._open(input, config, context, run_id, options, request))
-        if not isinstance(work, _Work):
+        work = engine.call(self._executor.open(input, config, context, run_id, options, request))
+        if not isinstance(work, Work):
             yield from _chunks_of_result(request, work)
             return
         own_context = contextvars.copy_context()
@@ -493,7 +468,7 @@ class App:
             while (chunk := own_context.run(next, steps, _END)) is not _END:
                 yield chunk
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._conclude(work.attempt, error)) from None
+            raise engine.call(self._executor.conclude(work.attempt, error)) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
 
@@ -520,216 +495,8 @@ class App:
         return _engine_loop().call(self.aget_state(config))
 
     async def execute(self, process: Process, claimed: Claim) -> None:
-        """Run one attempt of a claimed run to its rest; for a runner.
-
-        Raises:
-            DurableError: The attempt is over without having brought the run to a rest.
-        """
-        work = await self._begin(process, claimed, None)
-        if work is None:
-            return
-        try:
-            await self._run(work)
-        except (AttemptOver, StoreError):
-            raise
-        except Exception:
-            # The run has failed or diverged: that is recorded, and no concern of the runner.
-            log.info("run %s ended with an error", claimed.head.run_id, exc_info=True)
-
-    async def _open(
-        self,
-        graph_input: Any,
-        config: RunnableConfig | None,
-        context: Any,
-        run_id: str | None,
-        options: Mapping[str, Any],
-        request: StreamRequest | None = None,
-        when_busy: str = "refuse",
-    ) -> _Work | Any:
-        config = config or {}
-        check_call(graph_input, options, config)
-        if unknown := sorted(name for name in options if options[name] is not None):
-            raise ConfigurationError(f"unknown option {unknown[0]!r}")
-        self.graph()
-        process = self.process()
-        await schema.prepare(process.connection)
-        thread_id = config.get("configurable", {}).get("thread_id")
-        local: RunnableConfig = {name: value for name, value in config.items() if name in _LOCAL_CONFIG}  # type: ignore[assignment]
-        if isinstance(graph_input, Command):
-            run = await self._active_run(process, thread_id, run_id)
-            await self._resume(process, run, graph_input.resume)
-            return await self._take(process, run, local, request)
-        if graph_input is None:
-            return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
-        run = run_id or str(uuid.uuid4())
-        submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
-        is_queued_run = is_queued(when_busy)
-        lease = await process.lease()
-        process.running[run] = None
-        try:
-            accepted = await runs.submit(
-                process.connection, submission, owner=lease.owner, code_version=self.code_version, is_queued_when_busy=is_queued_run
-            )
-            if isinstance(accepted, Claim):
-                work = await self._begin(process, accepted, local, request)
-                if work is not None:
-                    return work
-        except BaseException:
-            process.running.pop(run, None)
-            raise
-        process.running.pop(run, None)
-        return await self._take(process, run, local, request)
-
-    def submission(self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None) -> runs.Submission:
-        """What is stored of a new run.
-
-        Raises:
-            NotJsonSafe: Something in input, `configurable` or context cannot be stored.
-        """
-        config = config or {}
-        configurable = {name: value for name, value in config.get("configurable", {}).items() if name != "thread_id" and not name.startswith("__")}
-        settings = {"configurable": configurable, "context": context, "recursion_limit": config.get("recursion_limit")}
-        return runs.Submission(
-            run_id=run_id,
-            workflow=self.name,
-            version=self.version,
-            thread_id=thread_id,
-            input=self.codec.encode(graph_input),
-            settings=self.codec.encode({name: value for name, value in settings.items() if value not in (None, {})}),
-            topology=self._topology,
-        )
-
-    async def _active_run(self, process: Process, thread_id: Any, run_id: str | None) -> str:
-        if run_id is not None:
-            return run_id
-        if thread_id is None:
-            raise ConfigurationError("config needs configurable.thread_id (or give run_id=) to say which run goes on")
-        found = await runs.active_run(process.connection, str(thread_id))
-        if found is None:
-            raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
-        return found
-
-    async def _resume(self, process: Process, run_id: str, answer: Any) -> None:
-        frontier = await frontiers.current(process.connection, run_id)
-        await resolve(process.connection, run_id, self._answers(frontier, answer))
-
-    def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
-        if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
-            return {key: self.codec.encode(value) for key, value in answer.items()}
-        if len(frontier.entries) == 1:
-            return {frontier.entries[0].activity_id: self.codec.encode(answer)}
-        raise ConfigurationError(
-            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
-        )
-
-    async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> _Work | Any:
-        """Claim a run, or wait until whoever has it brings it to a rest."""
-        async with process.wakeups.listen(run_id) as listener:
-            while True:
-                head = await heads.get(process.connection, run_id)
-                if (head.workflow, head.version) != (self.name, self.version):
-                    raise RunError(
-                        f"run {run_id} belongs to workflow {head.workflow!r} version {head.version!r}; this app is {self.name!r} {self.version!r}",
-                        run_id=run_id,
-                    )
-                if head.status.is_rest:
-                    return await self._result(process, head)
-                try:
-                    work = await self._claim(process, head, local, request)
-                except RunNotClaimable:
-                    await listener.wait(_LOOK_AGAIN_S)
-                    continue
-                if work is not None:
-                    return work
-
-    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig, request: StreamRequest | None) -> _Work | None:
-        lease = await process.lease()
-        run_id = head.run_id
-        if run_id in process.running:
-            raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
-        gone = [*await dead_owners(process.connection), lease.owner] if head.status is RunStatus.RUNNING else []
-        process.running[run_id] = None
-        try:
-            claimed = await claim(process.connection, run_id, lease.owner, dead_owners=gone, code_version=self.code_version)
-            return await self._begin(process, claimed, local, request)
-        except BaseException:
-            process.running.pop(run_id, None)
-            raise
-
-    async def _result(self, process: Process, head: RunHead) -> Any:
-        """What a caller gets for a run that another process brought to its rest."""
-        if head.status is RunStatus.COMPLETED:
-            return self.codec.decode(head.output)
-        if head.status is RunStatus.SUSPENDED:
-            frontier = await frontiers.current(process.connection, head.run_id)
-            return {"__interrupt__": public_interrupts(self.codec, frontier)}
-        error = head.error or {}
-        raise RunFailed(
-            f"run {head.run_id} is {head.status}: {error.get('type', 'no error recorded')}",
-            run_id=head.run_id,
-            status=str(head.status),
-            error=dict(error),
-        )
-
-    async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None, request: StreamRequest | None = None) -> _Work | None:
-        """Prepare a claimed attempt; None if its run was to be cancelled, and now is."""
-        if claimed.head.is_cancel_requested:
-            await runs.end_cancelled(process.connection, claimed)
-            process.running.pop(claimed.head.run_id, None)
-            return None
-        try:
-            attempt = await Attempt.begin(process, await process.lease(), claimed)
-        except BaseException:
-            await runs.release(process.connection, claimed)  # nothing was executed; others, or a later release of the code, may read it
-            raise
-        process.running[claimed.head.run_id] = attempt
-        try:
-            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
-            settings = self.codec.decode(claimed.head.settings)
-            return _Work(process, attempt, Driver(self.graph(), attempt, self.codec, settings, local, base, request))
-        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise await self._conclude(attempt, error) from None
-
-    async def _run(self, work: _Work, emit: Callable[[Any], None] | None = None) -> Any:
-        try:
-            reached: Ended | AtFrontier
-            # A task of its own: its context variables must not reach the caller's.
-            running = (
-                asyncio.create_task(work.driver.run_async(emit)) if not self.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
-            )
-            try:
-                reached = await running
-            except asyncio.CancelledError:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-                raise
-        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise await asyncio.shield(asyncio.ensure_future(self._conclude(work.attempt, error))) from None
-        finally:
-            work.process.running.pop(work.attempt.run_id, None)
-        return reached.output
-
-    async def _conclude(self, attempt: Attempt, raised: BaseException) -> BaseException:
-        """Give the run the end that the attempt's failure means, and return what the caller is to see."""
-        error: BaseException = unwrap(raised)
-        if attempt.failure is not None:
-            error = attempt.failure  # the verdict stands, whatever user code made of it
-        try:
-            match error:
-                case CorruptHistory() | AttemptOver():
-                    pass
-                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
-                    await attempt.release()
-                case NondeterminismError():
-                    described = {"type": type(error).__name__, "message": error.message}
-                    data = {"position": error.position, "expected": error.expected, "found": error.found, "code_version": self.code_version}
-                    await attempt.end(runs.Ending(type=EventType.RUN_DIVERGED, error=described | data, data=data))
-                case Exception():
-                    await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error=self.codec.describe_error(error)))
-        except (AttemptOver, StoreError) as failure:
-            log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
-        attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
-        return error
+        """Run one attempt of a claimed run to its rest; for a runner. See `Executor.execute`."""
+        await self._executor.execute(process, claimed)
 
 
 _END: Any = object()
@@ -741,6 +508,3 @@ def _chunks_of_result(request: StreamRequest, result: Any) -> Iterator[Any]:
         yield from request.at_rest(result["__interrupt__"])
     elif "values" in request.modes:
         yield request.shape((), "values", result)
-
-
-_LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})

@@ -33,13 +33,10 @@ def current_task_path(config: RunnableConfig) -> TaskPath | None:
     Then the task's state reader has it, which LangGraph keeps in `configurable`.
     """
     path = config.get("metadata", {}).get("langgraph_path")
-    if isinstance(path, tuple):
-        return path
     reader = config["configurable"].get(_READ_KEY)
-    for argument in getattr(reader, "args", ()):
-        path = getattr(argument, "path", None)
-        if isinstance(path, tuple) and path and path[0] in (PULL, PUSH):
-            return path
+    for candidate in (path, *(getattr(argument, "path", None) for argument in getattr(reader, "args", ()))):
+        if isinstance(candidate, tuple) and candidate and candidate[0] in (PULL, PUSH):
+            return candidate
     return None
 
 

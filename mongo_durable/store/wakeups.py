@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +163,7 @@ class Wakeups:
     async def _watch_once(self) -> None:
         connection = self._endpoint.dedicated_connection()
         try:
-            start = await connection.operation_time()
+            start = await _uncancelled(connection.operation_time())
             stream_of = connection.change_stream(
                 connection.runs, PIPELINE, start_at_operation_time=start, max_await_time_ms=_AWAIT_MS, batch_size=1000
             )
@@ -194,6 +194,18 @@ def _run_change(change: dict[str, Any]) -> RunChange:
     if fields.get("is_queued") is False and status is None:
         status = RunStatus.PENDING.value  # its thread has become free
     return RunChange(run_id=change["documentKey"]["_id"], status=status, fence=fields.get("fence"))
+
+
+async def _uncancelled(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # A cancellation while the driver connects leaks its socket (seen in 4.20): it has to wait until the first command is through.
+    task = asyncio.ensure_future(coroutine)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody will ask for it
+        raise
 
 
 def _is_cancelled() -> bool:

@@ -1,0 +1,276 @@
+"""From a call to an attempt, and from an attempt's end to the run's: how an app gets the right to a run, executes it, and gives it its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import Command
+
+from mongo_durable.engine.attempt import Attempt
+from mongo_durable.engine.policy import is_queued
+from mongo_durable.engine.process import Process
+from mongo_durable.engine.resolving import resolve
+from mongo_durable.errors import (
+    AttemptOver,
+    ConfigurationError,
+    CorruptHistory,
+    DurableError,
+    NondeterminismError,
+    RunError,
+    RunFailed,
+    RunNotClaimable,
+    RunNotFound,
+    StoreError,
+)
+from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
+from mongo_durable.langgraph.questions import public_interrupts
+from mongo_durable.langgraph.streaming import StreamRequest
+from mongo_durable.langgraph.topology import check_call
+from mongo_durable.protocol.events import EventType, RunStatus
+from mongo_durable.store import frontiers, heads, runs, schema
+from mongo_durable.store.claims import Claim, claim, dead_owners
+from mongo_durable.store.documents import RunHead, StoredFrontier
+
+if TYPE_CHECKING:
+    from mongo_durable.langgraph.app import App
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S = 2.0
+_LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})
+"""What of a call's configuration only this process has; the rest is stored with the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A claimed attempt with its driver, ready to run in either colour."""
+
+    process: Process
+    attempt: Attempt
+    driver: Driver
+
+
+class Executor:
+    """Executes the runs of one app."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def execute(self, process: Process, claimed: Claim) -> None:
+        """Run one attempt of a claimed run to its rest; for a runner.
+
+        Raises:
+            DurableError: The attempt is over without having brought the run to a rest.
+        """
+        work = await self._begin(process, claimed, None)
+        if work is None:
+            return
+        try:
+            await self.run(work)
+        except (AttemptOver, StoreError):
+            raise
+        except Exception:
+            # The run has failed or diverged: that is recorded, and no concern of the runner.
+            log.info("run %s ended with an error", claimed.head.run_id, exc_info=True)
+
+    async def open(
+        self,
+        graph_input: Any,
+        config: RunnableConfig | None,
+        context: Any,
+        run_id: str | None,
+        options: Mapping[str, Any],
+        request: StreamRequest | None = None,
+        when_busy: str = "refuse",
+    ) -> Work | Any:
+        config = config or {}
+        check_call(graph_input, options, config)
+        if unknown := sorted(name for name in options if options[name] is not None):
+            raise ConfigurationError(f"unknown option {unknown[0]!r}")
+        self._app.graph()
+        process = self._app.process()
+        await schema.prepare(process.connection)
+        thread_id = config.get("configurable", {}).get("thread_id")
+        local: RunnableConfig = {name: value for name, value in config.items() if name in _LOCAL_CONFIG}  # type: ignore[assignment]
+        if isinstance(graph_input, Command):
+            run = await self._active_run(process, thread_id, run_id)
+            await self._resume(process, run, graph_input.resume)
+            return await self._take(process, run, local, request)
+        if graph_input is None:
+            return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
+        run = run_id or str(uuid.uuid4())
+        submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
+        is_queued_run = is_queued(when_busy)
+        lease = await process.lease()
+        process.running[run] = None
+        try:
+            accepted = await runs.submit(
+                process.connection, submission, owner=lease.owner, code_version=self._app.code_version, is_queued_when_busy=is_queued_run
+            )
+            if isinstance(accepted, Claim):
+                work = await self._begin(process, accepted, local, request)
+                if work is not None:
+                    return work
+        except BaseException:
+            process.running.pop(run, None)
+            raise
+        process.running.pop(run, None)
+        return await self._take(process, run, local, request)
+
+    def submission(self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None) -> runs.Submission:
+        """What is stored of a new run.
+
+        Raises:
+            NotJsonSafe: Something in input, `configurable` or context cannot be stored.
+        """
+        config = config or {}
+        configurable = {name: value for name, value in config.get("configurable", {}).items() if name != "thread_id" and not name.startswith("__")}
+        settings = {"configurable": configurable, "context": context, "recursion_limit": config.get("recursion_limit")}
+        return runs.Submission(
+            run_id=run_id,
+            workflow=self._app.name,
+            version=self._app.version,
+            thread_id=thread_id,
+            input=self._app.codec.encode(graph_input),
+            settings=self._app.codec.encode({name: value for name, value in settings.items() if value not in (None, {})}),
+            topology=self._app.topology,
+        )
+
+    async def _active_run(self, process: Process, thread_id: Any, run_id: str | None) -> str:
+        if run_id is not None:
+            return run_id
+        if thread_id is None:
+            raise ConfigurationError("config needs configurable.thread_id (or give run_id=) to say which run goes on")
+        found = await runs.active_run(process.connection, str(thread_id))
+        if found is None:
+            raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
+        return found
+
+    async def _resume(self, process: Process, run_id: str, answer: Any) -> None:
+        frontier = await frontiers.current(process.connection, run_id)
+        await resolve(process.connection, run_id, self._answers(frontier, answer))
+
+    def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
+        if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
+            return {key: self._app.codec.encode(value) for key, value in answer.items()}
+        if len(frontier.entries) == 1:
+            return {frontier.entries[0].activity_id: self._app.codec.encode(answer)}
+        raise ConfigurationError(
+            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
+        )
+
+    async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
+        """Claim a run, or wait until whoever has it brings it to a rest."""
+        async with process.wakeups.listen(run_id) as listener:
+            while True:
+                head = await heads.get(process.connection, run_id)
+                if (head.workflow, head.version) != (self._app.name, self._app.version):
+                    raise RunError(
+                        f"run {run_id} belongs to workflow {head.workflow!r} version {head.version!r}; "
+                        f"this app is {self._app.name!r} {self._app.version!r}",
+                        run_id=run_id,
+                    )
+                if head.status.is_rest:
+                    return await self._result(process, head)
+                try:
+                    work = await self._claim(process, head, local, request)
+                except RunNotClaimable:
+                    await listener.wait(_LOOK_AGAIN_S)
+                    continue
+                if work is not None:
+                    return work
+
+    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig, request: StreamRequest | None) -> Work | None:
+        lease = await process.lease()
+        run_id = head.run_id
+        if run_id in process.running:
+            raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
+        gone = [*await dead_owners(process.connection), lease.owner] if head.status is RunStatus.RUNNING else []
+        process.running[run_id] = None
+        try:
+            claimed = await claim(process.connection, run_id, lease.owner, dead_owners=gone, code_version=self._app.code_version)
+            return await self._begin(process, claimed, local, request)
+        except BaseException:
+            process.running.pop(run_id, None)
+            raise
+
+    async def _result(self, process: Process, head: RunHead) -> Any:
+        """What a caller gets for a run that another process brought to its rest."""
+        if head.status is RunStatus.COMPLETED:
+            return self._app.codec.decode(head.output)
+        if head.status is RunStatus.SUSPENDED:
+            frontier = await frontiers.current(process.connection, head.run_id)
+            return {"__interrupt__": public_interrupts(self._app.codec, frontier)}
+        error = head.error or {}
+        raise RunFailed(
+            f"run {head.run_id} is {head.status}: {error.get('type', 'no error recorded')}",
+            run_id=head.run_id,
+            status=str(head.status),
+            error=dict(error),
+        )
+
+    async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None, request: StreamRequest | None = None) -> Work | None:
+        """Prepare a claimed attempt; None if its run was to be cancelled, and now is."""
+        if claimed.head.is_cancel_requested:
+            await runs.end_cancelled(process.connection, claimed)
+            process.running.pop(claimed.head.run_id, None)
+            return None
+        try:
+            attempt = await Attempt.begin(process, await process.lease(), claimed)
+        except BaseException:
+            await runs.release(process.connection, claimed)  # nothing was executed; others, or a later release of the code, may read it
+            raise
+        process.running[claimed.head.run_id] = attempt
+        try:
+            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
+            settings = self._app.codec.decode(claimed.head.settings)
+            return Work(process, attempt, Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request))
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise await self.conclude(attempt, error) from None
+
+    async def run(self, work: Work, emit: Callable[[Any], None] | None = None) -> Any:
+        try:
+            reached: Ended | AtFrontier
+            # A task of its own: its context variables must not reach the caller's.
+            running = (
+                asyncio.create_task(work.driver.run_async(emit)) if not self._app.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
+            )
+            try:
+                reached = await running
+            except asyncio.CancelledError:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                raise
+        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+            raise await asyncio.shield(asyncio.ensure_future(self.conclude(work.attempt, error))) from None
+        finally:
+            work.process.running.pop(work.attempt.run_id, None)
+        return reached.output
+
+    async def conclude(self, attempt: Attempt, raised: BaseException) -> BaseException:
+        """Give the run the end that the attempt's failure means, and return what the caller is to see."""
+        error: BaseException = unwrap(raised)
+        if attempt.failure is not None:
+            error = attempt.failure  # the verdict stands, whatever user code made of it
+        try:
+            match error:
+                case CorruptHistory() | AttemptOver():
+                    pass
+                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
+                    await attempt.release()
+                case NondeterminismError():
+                    described = {"type": type(error).__name__, "message": error.message}
+                    data = {"position": error.position, "expected": error.expected, "found": error.found, "code_version": self._app.code_version}
+                    await attempt.end(runs.Ending(type=EventType.RUN_DIVERGED, error=described | data, data=data))
+                case Exception():
+                    await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error=self._app.codec.describe_error(error)))
+        except (AttemptOver, StoreError) as failure:
+            log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
+        attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
+        return error
