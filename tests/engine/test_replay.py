@@ -1,0 +1,400 @@
+"""An attempt that finds a history takes what is recorded, writes nothing of it again, and says where the code differs from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pymongo
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from pymongo import AsyncMongoClient
+
+from mongo_durable import App, DurableClient, RetryPolicy
+from mongo_durable.errors import ActivityFailed, NondeterminismError, RunFailed
+from mongo_durable.store import failpoints
+from mongo_durable.store.failpoints import FailPoint
+from tests.crash.worker import ScriptedModel
+from tests.engine.workflows import Commands, State, one_node, until
+
+CONFIG: Any = {"configurable": {"thread_id": "desk"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_left() -> Iterator[None]:
+    yield
+    failpoints.handler = None
+
+
+@pytest.fixture
+def commands() -> Commands:
+    """What the app's client sent."""
+    return Commands()
+
+
+@pytest.fixture
+async def new_app(mongo_uri: str, database: str, commands: Commands) -> AsyncIterator[Callable[[], App]]:
+    """Apps as of different processes, all through one client that is listened to."""
+    made: list[App] = []
+    async with AsyncMongoClient(mongo_uri, event_listeners=[commands]) as client:
+
+        def make() -> App:
+            made.append(App("replayed", client=client, database=database))
+            return made[-1]
+
+        yield make
+        for app in made:
+            await app.aclose()
+
+
+@pytest.fixture
+async def operator(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
+    """Somebody who looks at runs and retries them."""
+    async with DurableClient(mongo_uri, database=database) as client:
+        yield client
+
+
+class Purchase:
+    """A workflow of one node with a model call, a tool call and ten activities. It can be broken at its end."""
+
+    def __init__(self, app: App, *, is_broken: bool = False) -> None:
+        self.app = app
+        self.ran: Counter[str] = Counter()
+        ran = self.ran
+
+        class CountedModel(ScriptedModel):
+            def _generate(self, *args: Any, **options: Any) -> Any:
+                ran["model"] += 1
+                return super()._generate(*args, **options)
+
+        model = app.llm(CountedModel(script=[AIMessage("go on")]))
+
+        @app.tool
+        async def pay(amount: int) -> str:
+            """Pay."""
+            ran["pay"] += 1
+            return f"paid {amount}"
+
+        @app.activity
+        async def count(number: int) -> int:
+            ran["count"] += 1
+            return number + 1
+
+        async def node(state: State) -> dict[str, Any]:
+            said = await model.ainvoke([HumanMessage("may I?")])
+            paid = await pay.ainvoke({"amount": 7})
+            number = 0
+            for _ in range(10):
+                number = await count(number)
+            if is_broken:
+                raise ValueError("broken")
+            return {"seen": [said.content, paid, number]}
+
+        one_node(app, node)
+
+
+ONCE = {"model": 1, "pay": 1, "count": 10}
+SEEN = ["go on", "paid 7", 10]
+
+
+def check_replay(commands: Commands) -> None:
+    """What was sent since is one claim, one read of the history, and the end."""
+    finds = commands.of("find", "activity_events")
+    assert [find for find in finds if find.get("limit") != 1] == [finds[-1]]
+    assert len([find for find in finds if find.get("limit") == 1]) == 1
+    inserted = [[event["type"] for event in events] for events in commands.inserts()]
+    assert inserted[0] == ["attempt.started"]
+    assert inserted[-1] == ["run.completed"]
+    assert [kind for events in inserted[1:-1] for kind in events if kind != "step.committed"] == []
+    assert commands.counted()["findAndModify", "runs"] == 2
+
+
+async def test_a_retried_run_takes_everything_from_its_history(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:
+    """I7: the replay of a failed run reads its history with one query, runs no recorded effect and writes nothing but its start and its end."""
+    first = Purchase(new_app(), is_broken=True)
+    with pytest.raises(ValueError, match="broken"):
+        await first.app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    assert first.ran == ONCE
+    await operator.retry("po-17")
+    second = Purchase(new_app())
+    second.app.graph()
+    commands.sent.clear()
+    out = await second.app.ainvoke(None, CONFIG, run_id="po-17")
+    assert out["seen"] == SEEN
+    assert second.ran == {}
+    check_replay(commands)
+
+
+async def test_a_run_lost_before_its_end_takes_everything_from_its_history(
+    new_app: Callable[[], App], commands: Commands, mongo_uri: str, database: str
+) -> None:
+    """I7: so does the run of a process that was lost after its last effect and before the run's end."""
+    is_lost = False
+
+    async def lose(point: FailPoint) -> None:
+        nonlocal is_lost
+        if point is FailPoint.END_BEFORE and not is_lost:
+            is_lost = True
+            await asyncio.Event().wait()
+
+    failpoints.handler = lose
+    first = Purchase(new_app())
+    lost = asyncio.create_task(first.app.ainvoke({"value": 1}, CONFIG, run_id="po-17"))
+    await until(lambda: is_lost)
+    with pymongo.MongoClient(mongo_uri) as client:
+        client[database]["runners"].update_many({}, {"$set": {"state": "dead"}})
+    second = Purchase(new_app())
+    second.app.graph()
+    commands.sent.clear()
+    out = await second.app.ainvoke(None, CONFIG, run_id="po-17")
+    assert out["seen"] == SEEN
+    assert second.ran == {}
+    check_replay(commands)
+    lost.cancel()
+    await asyncio.wait([lost])
+
+
+# -- other code -------------------------------------------------------------------------------------------------------------------------------
+
+
+class Changeable:
+    """A workflow of one node with one effect; its code can be another one."""
+
+    def __init__(self, app: App, effect: str, argument: int, *, is_broken: bool = False) -> None:
+        self.app = app
+        self.ran = 0
+
+        @app.activity
+        async def pay(amount: int) -> int:
+            self.ran += 1
+            return amount
+
+        @app.activity(name="book")
+        async def book(amount: int) -> int:
+            self.ran += 1
+            return amount
+
+        @app.tool
+        async def pay_by_tool(amount: int) -> int:
+            """Pay."""
+            self.ran += 1
+            return amount
+
+        async def node(state: State) -> dict[str, Any]:
+            match effect:
+                case "pay":
+                    result = await pay(argument)
+                case "book":
+                    result = await book(argument)
+                case _:
+                    result = await pay_by_tool.ainvoke({"amount": argument})
+            if is_broken:
+                raise ValueError("broken")
+            return {"seen": [result]}
+
+        one_node(app, node)
+
+
+@pytest.mark.parametrize(
+    ("effect", "argument", "differs"),
+    [("pay", 8, "input_digest"), ("book", 7, "name"), ("tool", 7, "kind")],
+    ids=["input", "name", "kind"],
+)
+async def test_other_code_diverges(effect: str, argument: int, differs: str, new_app: Callable[[], App], operator: DurableClient) -> None:
+    """Code that does something else than the history says runs nothing; the run diverges, says where and what, and goes on with the old code."""
+    with pytest.raises(ValueError, match="broken"):
+        await Changeable(new_app(), "pay", 7, is_broken=True).app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    await operator.retry("po-17")
+    other = Changeable(new_app(), effect, argument)
+    with pytest.raises(NondeterminismError) as caught:
+        await other.app.ainvoke(None, CONFIG, run_id="po-17")
+    assert caught.value.run_id == "po-17"
+    assert other.ran == 0
+    run = await operator.get_run("po-17")
+    assert run.status == "diverged"
+    assert run.error is not None
+    assert run.error["type"] == "NondeterminismError"
+    assert run.error["position"] == caught.value.position == "agent/1/node@1#1"
+    expected, found = run.error["expected"], run.error["found"]
+    assert (expected, found) == (caught.value.expected, caught.value.found)
+    assert expected[differs] != found[differs]
+    assert (await operator.retry("po-17")).status == "ready"
+    right = Changeable(new_app(), "pay", 7)
+    assert (await right.app.ainvoke(None, CONFIG, run_id="po-17"))["seen"] == [7]
+    assert right.ran == 0
+
+
+async def test_code_that_stops_short_diverges(new_app: Callable[[], App], operator: DurableClient) -> None:
+    """Code that no longer reaches a recorded effect diverges, and names the effect."""
+    with pytest.raises(ValueError, match="broken"):
+        await Purchase(new_app(), is_broken=True).app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    await operator.retry("po-17")
+
+    async def node(state: State) -> dict[str, Any]:
+        return {"seen": []}
+
+    with pytest.raises(NondeterminismError):
+        await one_node(new_app(), node).ainvoke(None, CONFIG, run_id="po-17")
+    run = await operator.get_run("po-17")
+    assert run.status == "diverged"
+    assert run.error is not None
+    assert run.error["position"].startswith("agent/1/node@1#")
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------------------------------
+
+
+class OddError(Exception):
+    """A type that no process can rebuild by its name."""
+
+
+class Failing:
+    """A workflow of one node whose effects fail; the node looks at how."""
+
+    def __init__(self, app: App, *, is_broken: bool = False) -> None:
+        self.app = app
+        self.ran = 0
+        self.caught: list[Exception] = []
+
+        @app.tool
+        async def wrong(amount: int) -> str:
+            """Fail."""
+            self.ran += 1
+            raise ValueError(f"not {amount}")
+
+        @app.activity
+        async def odd() -> None:
+            self.ran += 1
+            raise OddError("very")
+
+        async def node(state: State) -> dict[str, Any]:
+            for effect in (lambda: wrong.ainvoke({"amount": 7}), odd):
+                try:
+                    await effect()
+                except (ValueError, ActivityFailed) as error:
+                    self.caught.append(error)
+            if is_broken:
+                raise RuntimeError("broken")
+            return {"seen": [str(error) for error in self.caught]}
+
+        one_node(app, node)
+
+
+async def test_a_recorded_failure_is_raised_again(new_app: Callable[[], App], operator: DurableClient) -> None:
+    """A recorded failure replays as the same type and message; a type that cannot be rebuilt as ActivityFailed, in the first attempt too."""
+    first = Failing(new_app(), is_broken=True)
+    with pytest.raises(RuntimeError, match="broken"):
+        await first.app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    await operator.retry("po-17")
+    second = Failing(new_app())
+    await second.app.ainvoke(None, CONFIG, run_id="po-17")
+    assert (first.ran, second.ran) == (2, 0)
+    for caught in (first.caught, second.caught):
+        assert [type(error) for error in caught] == [ValueError, ActivityFailed]
+        assert str(caught[0]) == "not 7"
+        assert isinstance(caught[1], ActivityFailed)
+        assert caught[1].error_type.endswith("OddError")
+        assert "very" in str(caught[1])
+    assert str(first.caught[1]) == str(second.caught[1])
+
+
+async def test_tries_are_inside_one_activity(new_app: Callable[[], App], operator: DurableClient) -> None:
+    """A retry policy tries again before the outcome is recorded: one start and one outcome, and only for the errors it names."""
+    app = new_app()
+    tries: Counter[str] = Counter()
+    policy = RetryPolicy(max_attempts=3, initial_interval=timedelta(0), jitter=timedelta(0), retry_on=ConnectionError)
+
+    @app.activity(retry=policy)
+    async def flaky() -> str:
+        tries["flaky"] += 1
+        if tries["flaky"] < 3:
+            raise ConnectionError("busy")
+        return "done"
+
+    @app.activity(retry=policy)
+    async def never() -> str:
+        tries["never"] += 1
+        raise ConnectionError("gone")
+
+    @app.activity(retry=policy)
+    async def wrong() -> str:
+        tries["wrong"] += 1
+        raise ValueError("no")
+
+    async def node(state: State) -> dict[str, Any]:
+        seen: list[Any] = [await flaky()]
+        with pytest.raises(ConnectionError, match="gone"):
+            await never()
+        with pytest.raises(ValueError, match="no"):
+            await wrong()
+        return {"seen": seen}
+
+    assert (await one_node(app, node).ainvoke({"value": 1}, CONFIG, run_id="po-17"))["seen"] == ["done"]
+    assert tries == {"flaky": 3, "never": 3, "wrong": 1}
+    kinds = Counter((event.type.value, event.name) for event in await operator.history("po-17") if event.name)
+    assert kinds == {
+        ("activity.started", "flaky"): 1,
+        ("activity.completed", "flaky"): 1,
+        ("activity.started", "never"): 1,
+        ("activity.failed", "never"): 1,
+        ("activity.started", "wrong"): 1,
+        ("activity.failed", "wrong"): 1,
+    }
+
+
+async def test_a_failed_run_says_why(new_app: Callable[[], App], operator: DurableClient) -> None:
+    """A run whose graph raised has failed with the error's type and message, for everybody who asks."""
+    with pytest.raises(ValueError, match="broken"):
+        await Purchase(new_app(), is_broken=True).app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    run = await operator.get_run("po-17")
+    assert (run.status, run.error) == ("failed", {"type": "ValueError", "message": "broken"})
+    with pytest.raises(RunFailed):
+        run.result()
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_effect_costs(new_app: Callable[[], App], commands: Commands) -> None:
+    """A tool call is two inserts, a model call at most two: nobody waits for its start (I4)."""
+    purchase = Purchase(new_app())
+    await purchase.app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    of = {
+        kind: [[event["type"] for event in events if event.get("kind") == kind] for events in commands.inserts()]
+        for kind in ("TOOL", "LLM", "ACTIVITY")
+    }
+    assert [each for each in of["TOOL"] if each] == [["activity.started"], ["activity.completed"]]
+    assert [kind for each in of["LLM"] for kind in each] == ["activity.started", "activity.completed"]
+    assert len([each for each in of["ACTIVITY"] if each]) == 20
+    # Nothing of the run's head is written for an effect: its turn at submission, its end.
+    assert commands.counted()["findAndModify", "runs"] == 2
+    assert commands.counted()["update", "runs"] == 0
+
+
+async def test_what_a_claim_costs(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:
+    """A claim is one compare-and-set of the head, one look at the tail and one insert."""
+    app = new_app()
+
+    async def node(state: State) -> dict[str, Any]:
+        return {"seen": []}
+
+    one_node(app, node).graph()
+    await operator.submit("replayed", {"value": 1}, thread_id="desk", run_id="po-17")
+    await app.ainvoke({"value": 1}, {"configurable": {"thread_id": "other"}})  # so that the process has its lease
+    commands.sent.clear()
+    claimed: Counter[tuple[str, str]] = Counter()
+
+    async def look(point: FailPoint) -> None:
+        if point is FailPoint.CLAIM_HEAD_BEFORE:
+            commands.sent.clear()
+        if point is FailPoint.CLAIM_EVENT_AFTER:
+            # The change stream's aggregation on `runs` opens whenever it likes.
+            counted = {key: number for key, number in commands.counted().items() if key[1] in ("runs", "activity_events") and key[0] != "aggregate"}
+            claimed.update(counted)
+
+    failpoints.handler = look
+    await app.ainvoke(None, CONFIG, run_id="po-17")
+    assert claimed == {("findAndModify", "runs"): 1, ("find", "activity_events"): 1, ("insert", "activity_events"): 1}
