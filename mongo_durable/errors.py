@@ -28,6 +28,7 @@
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
     │   ├── LeaseLost
+    │   ├── CancelRequested
     │   └── AttemptReleased
     └── StoreError                  about the database
         ├── StoreUnavailable
@@ -304,6 +305,10 @@ class Superseded(AttemptOver):
 
 class LeaseLost(AttemptOver):
     """This process was silent for longer than its lease: others may have its runs, so it starts no effect."""
+
+
+class CancelRequested(AttemptOver):
+    """The run is to be cancelled: its attempt stops at the next durable call and ends it."""
 
 
 class AttemptReleased(AttemptOver):

@@ -18,7 +18,7 @@ import tenacity
 
 from mongo_durable.engine.policy import OnUnknownOutcome
 from mongo_durable.engine.process import Process
-from mongo_durable.errors import DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
+from mongo_durable.errors import CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.history import History, fold
@@ -50,7 +50,8 @@ from mongo_durable.store.transactional import BodyFailed, commit_with_outcome
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_STORE_PATIENCE_S = 60.0
+_STORE_PATIENCE_S = 120.0
+"""Longer than a transaction that a dead process left open can hold a run: 60 s (transactionLifetimeLimitSeconds)."""
 
 VERDICT_SCHEMA: dict[str, Any] = {
     "oneOf": [
@@ -216,6 +217,10 @@ class Attempt:
             self.failure = failure.with_run(self.run_id)
         return self.failure
 
+    def cancel(self) -> None:
+        """The cancellation of the run was requested: stop at the next durable call; the attempt's end is then the run's end as cancelled."""
+        self.remember(CancelRequested(f"run {self.run_id} is to be cancelled", run_id=self.run_id))
+
     def choose_ordinal(
         self,
         path: tuple[str, ...],
@@ -267,8 +272,9 @@ class Attempt:
                 return Execute()
             case TakeVerdict(verdict):
                 return await self._follow(call, verdict)
-            case DecideUnknown(question):
-                return await self._decide_unknown(call, question)
+            case DecideUnknown(question, is_retried):
+                policy = "suspend" if is_retried and call.on_unknown_outcome == "fail" else call.on_unknown_outcome
+                return await self._decide_unknown(call, policy, question)
             case RunBody():
                 return await self._execute(call)
 
@@ -299,8 +305,8 @@ class Attempt:
             data["parts"] = pack(call.parts, last.position.text if last else None, last.parts if last else ())
         return data
 
-    async def _decide_unknown(self, call: ActivityCall, question: Position) -> StartResult:
-        match call.on_unknown_outcome:
+    async def _decide_unknown(self, call: ActivityCall, policy: OnUnknownOutcome, question: Position) -> StartResult:
+        match policy:
             case "rerun":
                 return await self._execute(call)
             case "fail":

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mongo_durable.engine.process import Process
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import (
     AttemptOver,
+    CancelRequested,
     ConfigurationError,
     CorruptHistory,
     DurableError,
@@ -36,6 +38,7 @@ from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.documents import RunHead, StoredFrontier
+from mongo_durable.store.wakeups import Listener
 
 if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App
@@ -167,7 +170,8 @@ class Executor:
 
     async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
         """Claim a run, or wait until whoever has it brings it to a rest."""
-        async with process.wakeups.listen(run_id) as listener:
+        async with AsyncExitStack() as stack:
+            listener: Listener | None = None
             while True:
                 head = await heads.get(process.connection, run_id)
                 if (head.workflow, head.version) != (self._app.name, self._app.version):
@@ -181,6 +185,9 @@ class Executor:
                 try:
                     work = await self._claim(process, head, local, request)
                 except RunNotClaimable:
+                    # Somebody else has it; only now is a change stream worth its connection.
+                    if listener is None:
+                        listener = await stack.enter_async_context(process.wakeups.listen(run_id))
                     await listener.wait(_LOOK_AGAIN_S)
                     continue
                 if work is not None:
@@ -260,6 +267,9 @@ class Executor:
             error = attempt.failure  # the verdict stands, whatever user code made of it
         try:
             match error:
+                case CancelRequested():
+                    marked = await heads.get(self._app.process().connection, attempt.run_id)
+                    await attempt.end(runs.Ending(type=EventType.RUN_CANCELLED, data={"reason": marked.cancel_reason}))
                 case CorruptHistory() | AttemptOver():
                     pass
                 case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():

@@ -88,6 +88,7 @@ class History:
     frontiers: list[RecordedFrontier] = field(default_factory=list)
     steps: dict[int, RecordedStep] = field(default_factory=dict)
     end: Event | None = None
+    retried_seq: int = 0
     code_versions: dict[int, str | None] = field(default_factory=dict)
     last_model_call: RecordedActivity | None = None
     # What the next transaction that suspends or ends has to save: entries since the last suspension.
@@ -151,6 +152,7 @@ class History:
                 self._expect(event, self.status in (RunStatus.FAILED, RunStatus.DIVERGED), f"retry of a run that is {self.status}")
                 self.status = RunStatus.READY
                 self.end = None
+                self.retried_seq = event.seq
             case kind if kind in ENDS:
                 self._end(event)
             case _:

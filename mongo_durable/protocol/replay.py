@@ -54,9 +54,11 @@ class DecideUnknown:
 
     Attributes:
         question: Where a frontier entry that asks a person would stand.
+        is_retried: An operator has let the run go on since, so failing again would lead nowhere: a person is asked.
     """
 
     question: Position
+    is_retried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,13 @@ def decide_start(
             suspended = frontier
             asked += any(_is_verdict(position, entry) for entry in mine)
     if suspended is None or suspended.seq < recorded.started_seq:
-        return DecideUnknown(position.inside(f"?{asked + 1}"))
+        return DecideUnknown(position.inside(f"?{asked + 1}"), is_retried=history.retried_seq > recorded.started_seq)
     for entry in _entries_inside(suspended, position):
         if _is_verdict(position, entry) and suspended.answers is not None:
-            return TakeVerdict(suspended.answers[suspended.activity_ids[entry]])
+            verdict = suspended.answers[suspended.activity_ids[entry]]
+            if isinstance(verdict, Mapping) and verdict.get("verdict") == "fail" and history.retried_seq > suspended.seq:
+                return DecideUnknown(position.inside(f"?{asked + 1}"), is_retried=True)
+            return TakeVerdict(verdict)
     return RunBody(is_recorded=False)
 
 

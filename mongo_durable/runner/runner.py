@@ -167,6 +167,10 @@ class Runner:
         self._not_before = {run_id: each for run_id, each in self._not_before.items() if each[0] + _LONGEST_PAUSE_S > now}
         lease = await process.lease()
         dead = await claims.dead_owners(process.connection)
+        for run_id in await claims.cancelled_runs(process.connection, lease.owner):
+            attempt = process.running.get(run_id)
+            if attempt is not None:
+                attempt.cancel()
         room = self._room()
         if not room:
             return
@@ -198,7 +202,8 @@ class Runner:
     async def _attempt(self, process: Process, run_id: str, takeable_owners: Sequence[str]) -> None:
         try:
             lease = await process.lease()
-            claimed = await claims.claim(process.connection, run_id, lease.owner, workflows=list(self._apps), dead_owners=takeable_owners)
+            served = {workflow: app.code_version for workflow, app in self._apps.items()}
+            claimed = await claims.claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=takeable_owners)
             app = self._apps[(claimed.head.workflow, claimed.head.version)]
             log.info("run %s: attempt %d begins", run_id, claimed.head.fence)
             await app.execute(process, claimed)

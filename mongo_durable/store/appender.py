@@ -248,7 +248,7 @@ class Appender:
             channel.idle.set()
 
     async def _fly(self) -> None:
-        while True:
+        while not self._is_closed:  # not by the cancellation alone: the driver can turn one into an error of its own
             while not self._ready:
                 self._has_ready.clear()
                 await self._has_ready.wait()
@@ -379,7 +379,7 @@ class Appender:
                         del waiting[entry.channel]
                         self._release(entry.channel, held)
                 continue
-            if time.monotonic() - started > self._give_up_s:
+            if self._is_closed or time.monotonic() - started > self._give_up_s:
                 for channel in list(waiting):
                     channel.end(StoreUnavailable(f"run {channel.run_id}: MongoDB did not acknowledge an event", run_id=channel.run_id), scope)
                     del waiting[channel]

@@ -10,7 +10,7 @@ dead; a heartbeat cannot revive one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -52,7 +52,7 @@ async def claim(
     run_id: str,
     owner: str,
     *,
-    workflows: Sequence[tuple[str, str]] | None = None,
+    workflows: Mapping[tuple[str, str], str] | None = None,
     dead_owners: Collection[str | None] = (),
     is_forced: bool = False,
     code_version: str | None = None,
@@ -61,7 +61,7 @@ async def claim(
 
     Args:
         owner: This process.
-        workflows: Only if the run is of one of these (name, version); None takes any.
+        workflows: Only if the run is of one of these (name, version), with the code version that this process has of each; None takes any.
         dead_owners: Processes whose running runs may be taken; includes this one for runs that it does not know it has (a lost reply).
         is_forced: Take it whoever runs it: for cancel.
 
@@ -80,13 +80,15 @@ async def claim(
     change = {"status": RunStatus.RUNNING.value, "fence": {"$add": ["$fence", 1]}, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
     expected: dict[str, Any] = {"_id": run_id, "$or": takeable, **_READABLE}
     if workflows is not None:
-        expected = {"$and": [expected, _served(workflows)]}
+        expected = {"$and": [expected, _served(list(workflows))]}
     await reach(FailPoint.CLAIM_HEAD_BEFORE)
     try:
         head = head_from(await move_head(connection, None, expected, change))
     except Lost:
         raise RunNotClaimable(f"run {run_id} cannot be claimed now", run_id=run_id) from None
     await reach(FailPoint.CLAIM_HEAD_AFTER)
+    if workflows is not None:
+        code_version = workflows[(head.workflow, head.version)]
     data = {"owner": owner, "attempt": attempt, "code_version": code_version}
     try:
         seq = await _insert_started(connection, head, data)
@@ -210,6 +212,13 @@ _READABLE = {"schema_version": {"$lte": SCHEMA_VERSION}}
 
 def _served(workflows: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"$or": [{"workflow.name": name, "workflow.version": version} for name, version in workflows], **_READABLE}
+
+
+@store_call
+async def cancelled_runs(connection: Connection, owner: str) -> list[str]:
+    """Running runs of this process whose cancellation was requested; the canceller may have died after that."""
+    marked = {"status": RunStatus.RUNNING.value, "owner": owner, "cancel": {"$exists": True}}
+    return [document["_id"] async for document in connection.runs.find(marked, {"_id": 1})]
 
 
 @store_call

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mongo_durable.errors import NondeterminismError
-from mongo_durable.protocol.events import ActivityKind
+from mongo_durable.protocol.events import ActivityKind, EventType
 from mongo_durable.protocol.frontier import frontier_digest, frontier_entry, in_position_order
 from mongo_durable.protocol.history import History
 from mongo_durable.protocol.replay import (
@@ -92,6 +92,18 @@ def test_a_person_says_what_happened() -> None:
     assert decide(story.history(), "a@1#1", consumed=1) == TakeVerdict(verdict)
     story.starts("a@1#1").attempt()
     assert decide(story.history(), "a@1#1", consumed=1) == DecideUnknown(at("a/1@1#?2"))
+
+
+def test_a_retry_after_failing_asks_a_person() -> None:
+    """A run that failed because nobody knew, or because a person said so, asks when an operator lets it go on: failing again leads nowhere."""
+    failed = Story().attempt().starts("a@1#1").attempt().happens(EventType.RUN_FAILED)
+    assert decide(failed.happens(EventType.RUN_RETRIED).attempt().history(), "a@1#1") == DecideUnknown(at("a/1@1#?1"), is_retried=True)
+    question = frontier_entry(RUN, at("a/1@1#?1"), ActivityKind.INTERRUPT, UNKNOWN_OUTCOME, {})
+    verdict = {"verdict": "fail"}
+    told = Story().attempt().starts("a@1#1").attempt().suspends(question).resolves({"a/1@1#?1": verdict}).attempt()
+    assert decide(told.history(), "a@1#1", consumed=1) == TakeVerdict(verdict)
+    told.happens(EventType.RUN_FAILED).happens(EventType.RUN_RETRIED).attempt()
+    assert decide(told.history(), "a@1#1", consumed=1) == DecideUnknown(at("a/1@1#?2"), is_retried=True)
 
 
 ENTRIES = st.lists(st.sampled_from(["a@1#!1", "b@1#!1", "c@1#!1", "c/c1/d:2@1#!1", "[3]@1#!1"]), min_size=1, max_size=5, unique=True)

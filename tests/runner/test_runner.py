@@ -349,3 +349,33 @@ async def test_a_resumed_run_needs_no_sweep(place: Place, client: DurableClient)
         await client.resolve(run, {suspended.frontier.entries[0].activity_id: True})
         assert (await client.wait(run, timeout=PATIENCE_S)).output["seen"] == [True]
     assert time.monotonic() - started < PATIENCE_S
+
+
+async def test_a_mark_is_enough_to_cancel(place: Place, client: DurableClient) -> None:
+    """A canceller that dies after its first write has cancelled the run all the same: the attempt that runs it sees the mark and ends it."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waits(state: State) -> dict[str, Any]:
+        begun.set()
+        await go_on.wait()
+        await effect(1)
+        return {"value": state["value"]}
+
+    app = place.app("marked", waits)
+
+    @app.activity(idempotent=True)
+    async def effect(number: int) -> int:
+        return number
+
+    async with place.runner(app), AsyncMongoClient(place.uri) as database:
+        [run] = await place.submit(client, "marked", 1)
+        await begun.wait()
+        mark = {"$set": {"cancel": {"at": None, "reason": "no longer wanted"}}}
+        await database[place.database]["runs"].update_one({"_id": run}, mark)
+        attempt = app.process().running[run]
+        assert attempt is not None
+        await until(lambda: attempt.failure is not None)
+        go_on.set()
+        assert (await client.wait(run, timeout=PATIENCE_S)).status == "cancelled"
+    last = (await client.history(run))[-1]
+    assert (last.type.value, last.data["reason"]) == ("run.cancelled", "no longer wanted")
