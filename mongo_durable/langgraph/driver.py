@@ -27,7 +27,7 @@ from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import native_interrupts, public_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
-from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child
+from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
 from mongo_durable.protocol.events import EventType
 from mongo_durable.protocol.identity import Position
@@ -89,6 +89,7 @@ class Driver:
             ROOT_MARK_KEY: self.session.root.mark,
         }
         self.config: RunnableConfig = {**(local or {}), "configurable": configurable}
+        self.config["callbacks"] = with_handler(self.config.get("callbacks"), self.session.watch)
         if settings.get("recursion_limit") is not None:
             self.config["recursion_limit"] = settings["recursion_limit"]
         self._context = settings.get("context")
@@ -183,6 +184,8 @@ class Driver:
         pending: dict[Position, Pending] = dict(self.session.pending)
         if pending and not interrupts:
             raise self._refuse("an interrupt of a durable tool was swallowed by user code (an `except Exception` around the call): let it pass")
+        if self.session.lost_interrupts():
+            raise self._refuse("an interrupt was raised in a child graph that was called with its own thread_id: call it without, it belongs to this run")
         if repeated := self._given_up & {each.id for each in native}:
             raise self._refuse(f"{len(repeated)} answers did not reach their interrupts (a child graph with checkpointer=False?)")
         for each in native:

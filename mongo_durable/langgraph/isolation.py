@@ -62,7 +62,7 @@ class _Isolation:
         self._session = session
         self._codec = codec
         self._scope = scope
-        self.root = Root(session.attempt, scope.path, scope.step, owner)
+        self.root = Root(session.attempt, scope.path, scope.step, owner, session.root.placed)
         self.runtime = get_runtime()
         self.write = get_stream_writer()
         outer = get_config()

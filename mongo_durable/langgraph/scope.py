@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.config import get_config
 from langgraph.runtime import ExecutionInfo, get_runtime
 
 from mongo_durable.engine.attempt import Attempt, Pending
 from mongo_durable.errors import UnsupportedGraph
-from mongo_durable.langgraph.control import DurableSignal
+from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.seams import PULL, TaskPath, current_task_path, is_call, parent_namespace
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.identity import ROOT_PATH, Position, segment
@@ -149,10 +150,18 @@ class Root:
     Attributes:
         base_path, base_step: Where the tree hangs. An isolated body's steps are segments; the run's root steps are the positions' step.
         native: Position of each native interrupt, by its id.
+        placed: Ids of the native interrupts of all trees of the attempt.
         owner: Name of the tool whose isolated body this is, or None.
     """
 
-    def __init__(self, attempt: Attempt, base_path: tuple[str, ...] = ROOT_PATH, base_step: int | None = None, owner: str | None = None) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        base_path: tuple[str, ...] = ROOT_PATH,
+        base_step: int | None = None,
+        owner: str | None = None,
+        placed: set[str] | None = None,
+    ) -> None:
         from mongo_durable.langgraph.scratch import ScratchSaver
 
         self.attempt = attempt
@@ -160,6 +169,7 @@ class Root:
         self.owner = owner
         self.mark = f"{id(self):x}"
         self.saver: ScratchSaver = ScratchSaver(self)
+        self.placed = placed if placed is not None else set()
         self.native: dict[str, Position] = {}
         self.native_names: dict[str, str] = {}
         self.concurrent_children: set[str] = set()
@@ -274,16 +284,35 @@ def label(path: TaskPath) -> str:
     return f"[{path[1]}]"
 
 
+class InterruptWatch(GraphCallbackHandler):
+    """Sees every interrupt that ends a graph called in this run, also of graphs that do not use its scratch."""
+
+    ignore_llm = ignore_chain = ignore_agent = ignore_retriever = ignore_chat_model = ignore_custom_event = ignore_retry = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        """A graph has stopped on interrupts."""
+        self.seen.update(each.id for each in event.interrupts)
+
+
 class Session:
     """What all bodies of one attempt share: who is running, and which activities pend at rest."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.root = Root(attempt)
+        self.watch = InterruptWatch()
         self.pending: dict[Position, Pending] = {}
         self._running = 0
         self._changed = threading.Condition()
         self._settled = asyncio.Event()
+
+    def lost_interrupts(self) -> set[str]:
+        """Interrupts that were raised in no graph of this run: in a child that was called with a thread of its own, where no answer can reach them."""
+        return {each for each in self.watch.seen if not is_marker(each)} - self.root.placed
 
     def begin(self) -> None:
         """A wrapper has entered."""

@@ -122,6 +122,7 @@ class ScratchSaver(InMemorySaver):
             at = root.task_path(namespace, self.step_of(configurable["checkpoint_id"]) + 1, path)
             if at is None:
                 raise root.refuse(f"an interrupt came from a graph that is not part of this run ({namespace!r})")
+            root.placed.add(interrupt.id)
             root.native[interrupt.id] = Position(*at, f"!{answered + 1}")
             root.native_names[interrupt.id] = root.owner or (str(path[1]) if path[0] == PULL else "interrupt")
             for each in root.concurrent_children:

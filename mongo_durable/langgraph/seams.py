@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
+from langchain_core.callbacks import BaseCallbackHandler, Callbacks
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.errors import is_invalid_resume as is_invalid_resume
@@ -99,6 +100,17 @@ def with_hook_owner(bound: Any, owner: object) -> Any:
         if method is not None and getattr(method, "__self__", None) is not None:
             setattr(moved, name, getattr(owner, method.__name__))
     return moved
+
+
+def with_handler(callbacks: Callbacks, handler: BaseCallbackHandler) -> Callbacks:
+    """The caller's callbacks and one more; the caller's own object stays as it is."""
+    if callbacks is None:
+        return [handler]
+    if isinstance(callbacks, list):
+        return [*callbacks, handler]
+    manager = callbacks.copy()
+    manager.add_handler(handler)
+    return manager
 
 
 def parse_tool_input(tool: BaseTool, arguments: Any, tool_call_id: str | None) -> None:

@@ -152,6 +152,20 @@ def _child_with_a_thread(kit: Kit) -> Any:
     return _one_node(kit.body(step))
 
 
+def _asking_child_with_a_thread(kit: Kit) -> Any:
+    def asks(state: State) -> State:
+        return {"lines": [interrupt("?")]}
+
+    child = _one_node(asks).compile()
+    config = {"configurable": {"thread_id": "other"}}
+
+    async def step(state: State) -> State:
+        result = child.invoke({"lines": []}, config) if kit.is_sync else await child.ainvoke({"lines": []}, config)
+        return {"lines": result["lines"]}
+
+    return _one_node(kit.body(step))
+
+
 def _called_child(checkpointer: bool) -> Callable[[Kit], Any]:
     def make(kit: Kit) -> Any:
         hidden = {"child": _one_node(kit.node("child")).compile(checkpointer=checkpointer)}
@@ -247,6 +261,7 @@ def _placeholder(kit: Kit) -> Any:
 RUNNING: dict[str, tuple[Callable[[Kit], Any], str, tuple[Colour, ...]]] = {
     "children called at once, with a question inside": (_concurrent_children, "use app.gather or Send", ("async",)),
     "a child with a thread of its own": (_child_with_a_thread, "its own thread_id", ("async", "sync")),
+    "a child with a thread of its own that only asks": (_asking_child_with_a_thread, "its own thread_id", ("async", "sync")),
     "a hidden child with checkpointer=True": (_called_child(True), "checkpointer=True", ("async", "sync")),
     "a hidden child with checkpointer=False": (_called_child(False), "checkpointer=False", ("async", "sync")),
     "a refusal that the body swallows": (_swallowed_refusal, "its own thread_id", ("async", "sync")),
