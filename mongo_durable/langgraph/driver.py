@@ -185,7 +185,7 @@ class Driver:
         if pending and not interrupts:
             raise self._refuse("an interrupt of a durable tool was swallowed by user code (an `except Exception` around the call): let it pass")
         if self.session.lost_interrupts():
-            raise self._refuse("an interrupt was raised in a child graph that was called with its own thread_id: call it without, it belongs to this run")
+            raise self._refuse("an interrupt was raised in a child graph called with its own thread_id: call it without, it belongs to this run")
         if repeated := self._given_up & {each.id for each in native}:
             raise self._refuse(f"{len(repeated)} answers did not reach their interrupts (a child graph with checkpointer=False?)")
         for each in native:

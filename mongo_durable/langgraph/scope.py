@@ -311,7 +311,7 @@ class Session:
         self._settled = asyncio.Event()
 
     def lost_interrupts(self) -> set[str]:
-        """Interrupts that were raised in no graph of this run: in a child that was called with a thread of its own, where no answer can reach them."""
+        """Interrupts raised in no graph of this run: in a child that was called with a thread of its own, where no answer can reach them."""
         return {each for each in self.watch.seen if not is_marker(each)} - self.root.placed
 
     def begin(self) -> None:

@@ -13,6 +13,7 @@ from langgraph.types import interrupt
 
 from mongo_durable import App, DurableClient, Runner
 from mongo_durable.errors import NotJsonSafe, ThreadBusy
+from tests.engine.workflows import until_known
 from tests.support.invariants import assert_invariants
 
 
@@ -120,8 +121,11 @@ async def test_a_run_can_wait_for_its_thread(mongo_uri: str, database: str) -> N
     asked = await app.ainvoke({"said": ["ask"]}, CONFIG, run_id="r1")
     waiting = [asyncio.create_task(app.ainvoke({"said": ["second"]}, CONFIG, run_id="r2", when_busy="queue"))]
     async with DurableClient(mongo_uri, database=database, codec=app.codec) as client:
-        while not any(run.run_id == "r2" for run in await client.list_runs()):
-            await asyncio.sleep(0.01)
+
+        async def is_queued() -> bool:
+            return any(run.run_id == "r2" for run in await client.list_runs())
+
+        await until_known(is_queued)
         cancelled = await client.submit("turns", {"said": ["never"]}, thread_id="t", run_id="r3", when_busy="queue")
         await client.submit("turns", {"said": ["third"]}, thread_id="t", run_id="r4", when_busy="queue")
         assert (await client.cancel("r3")).status == "cancelled"
