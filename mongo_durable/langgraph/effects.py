@@ -91,9 +91,16 @@ class Effect:
     def _encode(self, value: Any) -> tuple[Any, Any]:
         """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
         copy = self.codec.decode(self.codec.encode(value))
-        # With the run, because the turns of a thread share positions, and `add_messages` replaces a message by its id.
-        stamp(copy, f"{self.session.attempt.run_id}:{self.call.position.text}")
+        stamp(copy, self.identity)
         return self.codec.encode(copy), copy
+
+    @property
+    def identity(self) -> str:
+        """What ids of messages in the result derive from: run and position.
+
+        The run, because the turns of a thread share positions, and `add_messages` replaces a message by its id.
+        """
+        return f"{self.session.attempt.run_id}:{self.call.position.text}"
 
     def checked(self, signal: GraphBubbleUp) -> GraphBubbleUp:
         """Control flow that leaves the body: an interrupt may leave a tool only, whose body is isolated."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
@@ -18,16 +18,17 @@ from pydantic import ConfigDict
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
-from mongo_durable.langgraph.messages import message_digests, semantic_input
+from mongo_durable.langgraph.messages import message_digests, message_id, semantic_input
 from mongo_durable.langgraph.scope import Session, current_session, here
-from mongo_durable.langgraph.seams import parent_namespace
+from mongo_durable.langgraph.seams import parent_namespace, wants_tokens
 from mongo_durable.protocol.events import ActivityKind
 
 
 class DurableModel(BaseChatModel):
     """A chat model whose answers are recorded once; a replay does not call the provider. Outside a durable run it behaves like the model it wraps.
 
-    It has no `_stream`: LangChain would reroute calls to it as soon as somebody streams, and each call would be two kinds of effect.
+    It has no `_stream`: LangChain would reroute calls to it as soon as somebody streams, and each call would be two kinds of effect. Tokens are
+    streamed all the same, from inside the recorded call.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -74,9 +75,7 @@ class DurableModel(BaseChatModel):
             return self.inner._generate(messages, stop=stop, run_manager=run_manager, **kwargs)
         effect = self._effect(session, messages, stop, kwargs)
         # The model gets copies: what it does to its messages must not reach the caller's objects.
-        recorded = run_effect(
-            effect, lambda _: _as_value(self.inner._generate(copy.deepcopy(messages), stop=stop, run_manager=run_manager, **kwargs))
-        )
+        recorded = run_effect(effect, lambda _: _as_value(self._ask(effect, copy.deepcopy(messages), stop, run_manager, kwargs)))
         return self._result(effect, recorded)
 
     async def _agenerate(
@@ -88,9 +87,45 @@ class DurableModel(BaseChatModel):
         effect = self._effect(session, messages, stop, kwargs)
 
         async def body(_: object) -> Any:
-            return _as_value(await self.inner._agenerate(copy.deepcopy(messages), stop=stop, run_manager=run_manager, **kwargs))
+            return _as_value(await self._ask_async(effect, copy.deepcopy(messages), stop, run_manager, kwargs))
 
         return self._result(effect, await run_effect_async(effect, body))
+
+    def _ask(
+        self,
+        effect: Effect,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: CallbackManagerForLLMRun | None,
+        options: dict[str, Any],
+    ) -> ChatResult:
+        """Call the wrapped model, token by token if somebody listens to tokens; they carry the id that the recorded message will have."""
+        if run_manager is None or not wants_tokens(self.inner, run_manager, options, async_api=False):
+            return self.inner._generate(messages, stop=stop, run_manager=run_manager, **options)
+        chunks = []
+        for chunk in self.inner._stream(messages, stop=stop, **options):
+            chunk.message.id = message_id(f"{effect.identity}:message")
+            run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            chunks.append(chunk)
+        return generate_from_stream(iter(chunks))
+
+    async def _ask_async(
+        self,
+        effect: Effect,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: AsyncCallbackManagerForLLMRun | None,
+        options: dict[str, Any],
+    ) -> ChatResult:
+        """See `_ask`."""
+        if run_manager is None or not wants_tokens(self.inner, run_manager, options, async_api=True):
+            return await self.inner._agenerate(messages, stop=stop, run_manager=run_manager, **options)
+        chunks = []
+        async for chunk in self.inner._astream(messages, stop=stop, **options):
+            chunk.message.id = message_id(f"{effect.identity}:message")
+            await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            chunks.append(chunk)
+        return generate_from_stream(iter(chunks))
 
     def _effect(self, session: Session, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Effect:
         parts = message_digests(messages)

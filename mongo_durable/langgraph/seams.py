@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from langchain_core.callbacks import BaseCallbackHandler, Callbacks
+from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager, Callbacks
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.errors import is_invalid_resume as is_invalid_resume
@@ -111,6 +112,11 @@ def with_handler(callbacks: Callbacks, handler: BaseCallbackHandler) -> Callback
     manager = callbacks.copy()
     manager.add_handler(handler)
     return manager
+
+
+def wants_tokens(model: BaseChatModel, run_manager: BaseRunManager, options: dict[str, Any], *, async_api: bool) -> bool:
+    """Whether LangChain itself would take the model's streaming form for this call: it can stream, and somebody listens to tokens."""
+    return model._should_stream(async_api=async_api, run_manager=cast(Any, run_manager), **options)
 
 
 def parse_tool_input(tool: BaseTool, arguments: Any, tool_call_id: str | None) -> None:

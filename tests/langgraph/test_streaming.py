@@ -7,8 +7,10 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.config import get_stream_writer
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 from mongo_durable import App
@@ -133,3 +135,34 @@ async def test_what_a_durable_stream_does_not_have_is_refused(options: dict[str,
     """Modes that show scratch are refused by name."""
     with pytest.raises(UnsupportedGraph):
         await collect(build_app("mongodb://localhost", "none", is_sync=False), {"said": []}, **options)
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_tokens_come_as_they_are_said_and_not_again(mongo_uri: str, database: str, is_sync: bool) -> None:
+    """In messages mode a recorded call streams its tokens, under the id that the recorded message has; a replay streams none of them."""
+    app = App("tokens", uri=mongo_uri, database=database, sync=is_sync)
+    model = app.llm(GenericFakeChatModel(messages=iter([AIMessage("one two"), AIMessage("never said")])))
+
+    async def talks(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke("say it")]}
+
+    def talks_sync(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke("say it")]}
+
+    def asks(_: MessagesState) -> dict[str, Any]:
+        return {"messages": [HumanMessage(interrupt("?"), id="h")]}
+
+    @app.entrypoint
+    def build() -> StateGraph[Any]:
+        graph = StateGraph(MessagesState)
+        graph.add_node("talks", talks_sync if is_sync else talks)
+        graph.add_node("asks", asks)
+        graph.add_edge(START, "talks")
+        graph.add_edge("talks", "asks")
+        return graph
+
+    first = [message for message, _ in await collect(app, {"messages": []}, stream_mode="messages")]
+    assert [message.content for message in first] == ["one", " ", "two"]
+    second = await collect(app, Command(resume="thanks"), stream_mode=["messages", "values"])
+    assert [payload[0].content for mode, payload in second if mode == "messages"] == ["thanks"]
+    assert {message.id for message in first} == {second[-1][1]["messages"][0].id}
