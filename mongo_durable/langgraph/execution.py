@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import logging
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,8 +49,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
+_GRAPH_THREADS = 256
 _LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})
 """What of a call's configuration only this process has; the rest is stored with the run."""
+
+
+@functools.cache
+def _graph_threads() -> ThreadPoolExecutor:
+    # Not the loop's default executor: graphs that wait for the engine could fill it, and sync tools of async graphs need it.
+    return ThreadPoolExecutor(_GRAPH_THREADS, thread_name_prefix="mongo_durable-graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,12 @@ class Executor:
         request: StreamRequest | None = None,
         when_busy: str = "refuse",
     ) -> Work | Any:
+        """What a call in LangGraph's shape means: an attempt to run now, or the result of a run that is at rest or that another process executes.
+
+        Args:
+            graph_input: A new input, a Command with answers, or None to go on.
+            options: Options of the call that are not ours; all of them are refused.
+        """
         config = config or {}
         check_call(graph_input, options, config)
         if unknown := sorted(name for name in options if options[name] is not None):
@@ -101,20 +117,36 @@ class Executor:
         await schema.prepare(process.connection)
         thread_id = config.get("configurable", {}).get("thread_id")
         local: RunnableConfig = {name: value for name, value in config.items() if name in _LOCAL_CONFIG}  # type: ignore[assignment]
-        if isinstance(graph_input, Command):
+        if graph_input is None or isinstance(graph_input, Command):
             run = await self._active_run(process, thread_id, run_id)
-            await self._resume(process, run, graph_input.resume)
+            if graph_input is not None:
+                frontier = await frontiers.current(process.connection, run)
+                await resolve(process.connection, run, self._answers(frontier, graph_input.resume))
             return await self._take(process, run, local, request)
-        if graph_input is None:
-            return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
         run = run_id or str(uuid.uuid4())
-        submission = self.submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
-        is_queued_run = is_queued(when_busy)
+        submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
+        return await self._submit(process, submission, local, request, is_queued_when_busy=is_queued(when_busy))
+
+    async def _submit(
+        self,
+        process: Process,
+        submission: runs.Submission,
+        local: RunnableConfig,
+        request: StreamRequest | None,
+        *,
+        is_queued_when_busy: bool,
+    ) -> Work | Any:
+        """Accept a run and begin its first attempt, in one transaction."""
         lease = await process.lease()
+        run = submission.run_id
         process.running[run] = None
         try:
             accepted = await runs.submit(
-                process.connection, submission, owner=lease.owner, code_version=self._app.code_version, is_queued_when_busy=is_queued_run
+                process.connection,
+                submission,
+                owner=lease.owner,
+                code_version=self._app.code_version,
+                is_queued_when_busy=is_queued_when_busy,
             )
             if isinstance(accepted, Claim):
                 work = await self._begin(process, accepted, local, request)
@@ -126,7 +158,9 @@ class Executor:
         process.running.pop(run, None)
         return await self._take(process, run, local, request)
 
-    def submission(self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None) -> runs.Submission:
+    def _submission(
+        self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None
+    ) -> runs.Submission:
         """What is stored of a new run.
 
         Raises:
@@ -154,10 +188,6 @@ class Executor:
         if found is None:
             raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
         return found
-
-    async def _resume(self, process: Process, run_id: str, answer: Any) -> None:
-        frontier = await frontiers.current(process.connection, run_id)
-        await resolve(process.connection, run_id, self._answers(frontier, answer))
 
     def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
         if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
@@ -242,12 +272,24 @@ class Executor:
             raise await self.conclude(attempt, error) from None
 
     async def run(self, work: Work, emit: Callable[[Any], None] | None = None) -> Any:
+        """Run an attempt to the run's next rest, on this loop or, for a synchronous app, in a thread.
+
+        Args:
+            emit: Gets the chunks of a stream.
+
+        Returns:
+            What LangGraph's invoke would return.
+
+        Raises:
+            BaseException: Whatever ended the attempt; the run has got the end that it means.
+        """
         try:
-            reached: Ended | AtFrontier
-            # A task of its own: its context variables must not reach the caller's.
-            running = (
-                asyncio.create_task(work.driver.run_async(emit)) if not self._app.is_sync else asyncio.create_task(asyncio.to_thread(work.driver.run))
-            )
+            running: asyncio.Future[Ended | AtFrontier]
+            # A task, or a thread with a context, of its own: context variables must not reach the caller's.
+            if self._app.is_sync:
+                running = asyncio.get_running_loop().run_in_executor(_graph_threads(), contextvars.copy_context().run, work.driver.run)
+            else:
+                running = asyncio.create_task(work.driver.run_async(emit))
             try:
                 reached = await running
             except asyncio.CancelledError:
