@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -183,12 +183,14 @@ class Attempt:
 
     @classmethod
     async def begin(cls, process: Process, lease: Lease, claimed: Claim) -> Attempt:
-        """Read the history of a claimed run. One query, whatever its length.
+        """Read the history of a claimed run. One query, whatever its length; none for a run that this process has just submitted.
 
         Raises:
             CorruptHistory: It breaks the protocol.
         """
-        recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+        recorded: Sequence[Event] | None = claimed.recorded
+        if recorded is None:
+            recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
         return cls(process, lease, claimed, fold(claimed.head.run_id, recorded))
 
     def check(self) -> None:

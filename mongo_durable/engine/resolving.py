@@ -41,9 +41,16 @@ async def resolve(
     """
     frontier = await frontiers.current(connection, run_id)
     _check_pins(frontier, generation, digest)
+    return await resolve_frontier(connection, frontier, answers, resolved_by=resolved_by, note=note)
+
+
+async def resolve_frontier(
+    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], *, resolved_by: str | None = None, note: str | None = None
+) -> Resolution:
+    """Answer a frontier that was read before. See `resolve`."""
     for entry in frontier.entries:
         if entry.response_schema is not None and entry.activity_id in answers:
-            _check_answer(run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
+            _check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
     return await frontiers.resolve(connection, frontier, answers, resolved_by=resolved_by, note=note)
 
 

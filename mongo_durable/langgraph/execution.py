@@ -7,7 +7,7 @@ import contextvars
 import functools
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import resolve
+from mongo_durable.engine.resolving import resolve_frontier
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -121,7 +121,7 @@ class Executor:
             run = await self._active_run(process, thread_id, run_id)
             if graph_input is not None:
                 frontier = await frontiers.current(process.connection, run)
-                await resolve(process.connection, run, self._answers(frontier, graph_input.resume))
+                await resolve_frontier(process.connection, frontier, self._answers(frontier, graph_input.resume))
             return await self._take(process, run, local, request)
         run = run_id or str(uuid.uuid4())
         submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
@@ -202,7 +202,14 @@ class Executor:
         """Claim a run, or wait until whoever has it brings it to a rest."""
         async with AsyncExitStack() as stack:
             listener: Listener | None = None
+            gone: list[str] = []
             while True:
+                try:
+                    work = await self._claim(process, run_id, gone, local, request)
+                    if work is not None:
+                        return work
+                except RunNotClaimable:
+                    pass
                 head = await heads.get(process.connection, run_id)
                 if (head.workflow, head.version) != (self._app.name, self._app.version):
                     raise RunError(
@@ -212,26 +219,30 @@ class Executor:
                     )
                 if head.status.is_rest:
                     return await self._result(process, head)
-                try:
-                    work = await self._claim(process, head, local, request)
-                except RunNotClaimable:
-                    # Somebody else has it; only now is a change stream worth its connection.
-                    if listener is None:
-                        listener = await stack.enter_async_context(process.wakeups.listen(run_id))
+                # Somebody else has it, dead or alive; only now is a change stream worth its connection.
+                is_first_look = listener is None
+                if listener is None:
+                    listener = await stack.enter_async_context(process.wakeups.listen(run_id))
+                gone = [*await dead_owners(process.connection), (await process.lease()).owner]
+                if not is_first_look:
                     await listener.wait(_LOOK_AGAIN_S)
-                    continue
-                if work is not None:
-                    return work
 
-    async def _claim(self, process: Process, head: RunHead, local: RunnableConfig, request: StreamRequest | None) -> Work | None:
+    async def _claim(self, process: Process, run_id: str, gone: Sequence[str], local: RunnableConfig, request: StreamRequest | None) -> Work | None:
+        """Become the run's attempt.
+
+        Args:
+            gone: Owners whose run may be taken: dead ones, and this process itself for a run that it does not know it has.
+
+        Raises:
+            RunNotClaimable: Not now.
+        """
         lease = await process.lease()
-        run_id = head.run_id
         if run_id in process.running:
             raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
-        gone = [*await dead_owners(process.connection), lease.owner] if head.status is RunStatus.RUNNING else []
         process.running[run_id] = None
+        served = {(self._app.name, self._app.version): self._app.code_version}
         try:
-            claimed = await claim(process.connection, run_id, lease.owner, dead_owners=gone, code_version=self._app.code_version)
+            claimed = await claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=gone)
             return await self._begin(process, claimed, local, request)
         except BaseException:
             process.running.pop(run_id, None)

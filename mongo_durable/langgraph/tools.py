@@ -15,6 +15,7 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from pydantic import BaseModel, ConfigDict
 
+from mongo_durable.errors import NotJsonSafe
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.isolation import isolated, isolated_async
@@ -129,7 +130,7 @@ class _Call:
             tool.name,
             meaning(shown),
             tool.policy,
-            shown_input=meaning(shown),
+            shown_input=_shown(tool.codec, shown),
             tool_call_id=self._id,
             happened=self._result_from_person,
         )
@@ -208,6 +209,14 @@ def _model_arguments(tool: BaseTool, arguments: Any) -> Any:
     else:
         known = set(schema.__fields__)  # a schema of Pydantic 1, which LangChain still takes
     return {name: value for name, value in arguments.items() if name in known}
+
+
+def _shown(codec: Codec, arguments: Any) -> Any:
+    """What the history shows of a call: its arguments as they are, or what they mean where they hold something that cannot be stored."""
+    try:
+        return codec.encode(arguments)
+    except NotJsonSafe:
+        return meaning(arguments)
 
 
 def _passed_on(config: RunnableConfig | None) -> RunnableConfig:

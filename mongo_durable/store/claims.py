@@ -38,12 +38,14 @@ class Claim:
 
     Attributes:
         seq: Of this attempt's `attempt.started`; its own events follow.
+        recorded: The whole history up to there, if the claimer knows it; else it is to be read.
     """
 
     head: RunHead
     owner: str
     attempt: ObjectId
     seq: int
+    recorded: tuple[Event, ...] | None = None
 
 
 @store_call

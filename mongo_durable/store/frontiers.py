@@ -105,7 +105,7 @@ async def suspend(
         ],
     }
 
-    async def body(session: Session) -> None:
+    async def body(session: Session) -> Document:
         expected = {"_id": run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
         moved = await move_head(
             connection, session, expected, {"status": RunStatus.SUSPENDED.value, "generation": generation, "owner": None, "suspended_at": "$$NOW"}
@@ -113,19 +113,21 @@ async def suspend(
         await reach(FailPoint.SUSPEND_INSIDE)
         opened_at = moved["suspended_at"]  # the server's clock
         expires_at = opened_at + expires_in if expires_in is not None else None
-        await connection.frontiers.insert_one({**document, "opened_at": opened_at, "expires_at": expires_at}, session=session)
+        opened = {**document, "opened_at": opened_at, "expires_at": expires_at}
+        await connection.frontiers.insert_one(opened, session=session)
         await memory.save(connection, session, remembered)
         event = Event(run_id=run_id, seq=channel.seq + 1, fence=channel.fence, type=EventType.ACTIVITIES_SUSPENDED, data=data)
         await insert_event(connection, session, event)
+        return opened
 
     await reach(FailPoint.SUSPEND_BEFORE)
     try:
-        await connection.transaction(body)
+        stored = await connection.transaction(body)
     except (Lost, DuplicateKeyError):
-        pass  # lost, or mine already: the frontier that is there says which
-    stored = await connection.frontiers.find_one({"_id": frontier_id})
-    if stored is None or stored["attempt"] != claimed.attempt:
-        raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id)
+        # Lost, or mine already: the frontier that is there says which.
+        stored = await connection.frontiers.find_one({"_id": frontier_id})
+        if stored is None or stored["attempt"] != claimed.attempt:
+            raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id) from None
     await reach(FailPoint.SUSPEND_AFTER)
     return await _from_document(connection, stored)
 
@@ -362,14 +364,15 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
     return True
 
 
+@store_call
 async def current(connection: Connection, run_id: str) -> StoredFrontier:
     """The newest frontier of a run, open or not.
 
     Raises:
         RunNotFound, RunNotSuspended: There is none.
     """
-    head = await heads.get(connection, run_id)
-    frontier = await get(connection, run_id, head.generation) if head.generation else None
-    if frontier is None:
+    document = await connection.frontiers.find_one({"run_id": run_id}, sort=[("generation", -1)])
+    if document is None:
+        head = await heads.get(connection, run_id)
         raise RunNotSuspended(f"run {run_id} is {head.status} and waits for no answer", run_id=run_id, status=str(head.status))
-    return frontier
+    return await _from_document(connection, document)

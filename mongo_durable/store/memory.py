@@ -49,14 +49,10 @@ async def documents(connection: Connection, head: RunHead, entries: Sequence[Mem
 
 
 async def save(connection: Connection, session: Session, found: Sequence[Document]) -> None:
-    """Write entries in the caller's transaction. Entries that are there already have the same content and are left as they are."""
-    if not found:
-        return
-    ids = [document["_id"] for document in found]
-    there = {document["_id"] async for document in connection.memory.find({"_id": {"$in": ids}}, {"_id": 1}, session=session)}
-    missing = [document for document in found if document["_id"] not in there]
-    if missing:
-        await connection.memory.insert_many(missing, session=session)
+    """Write entries in the caller's transaction. None of them is there yet: they stem from events behind the last suspension, whose transaction saved
+    the ones before."""
+    if found:
+        await connection.memory.insert_many(found, session=session)
 
 
 @store_call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +20,7 @@ from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim, claim
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, check_version, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, check_version, event_document, head_from
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
@@ -28,6 +28,8 @@ from mongo_durable.store.heads import Lost, free_thread, insert_event, last_even
 from mongo_durable.store.payloads import bring_in, move_out
 
 _CANCEL_TRIES = 50
+_SERVER_TIMES = frozenset({"available_at", "submitted_at", "claimed_at"})
+_NO_VERSION = -1  # matches no document, so that an upsert always inserts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,41 +83,43 @@ async def submit(
     workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
     attempt = ObjectId()
 
-    async def body(session: Session) -> Document:
-        await connection.runs.insert_one(_new_head(submission, workflow, stored_input, input_digest), session=session)
-        await reach(FailPoint.SUBMIT_INSIDE)
+    async def body(session: Session) -> tuple[Document, list[Event]]:
         thread = await _take_thread(connection, session, submission, is_queued_when_busy=is_queued_when_busy)
-        change: Document = {"submitted_at": "$$NOW", "available_at": "$$NOW"}
+        await reach(FailPoint.SUBMIT_INSIDE)
+        head = _new_head(submission, workflow, stored_input, input_digest)
         turn = {"turn": None, "base_turn": None}
         if thread is None:
-            change |= {"is_queued": True}
+            head |= {"is_queued": True}
         else:
             turn = {"turn": thread["turn"], "base_turn": thread["committed_turn"]}
-            change |= turn
+            head |= turn
             if owner is not None:
-                change |= {"status": RunStatus.RUNNING.value, "fence": 1, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
-        head = await move_head(connection, session, {"_id": run_id}, change)
+                head |= {"status": RunStatus.RUNNING.value, "fence": 1, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
+        created = await _create_head(connection, session, head)
+        now = datetime.now(UTC)
         data = {"workflow": workflow, "thread_id": submission.thread_id, **turn}
-        await insert_event(connection, session, Event(run_id=run_id, seq=1, fence=0, type=EventType.RUN_SUBMITTED, value=stored_input, data=data))
-        if head["owner"] is not None:
+        events = [Event(run_id=run_id, seq=1, fence=0, type=EventType.RUN_SUBMITTED, at=now, value=stored_input, data=data)]
+        if created["owner"] is not None:
             started = {"owner": owner, "attempt": attempt, "code_version": code_version}
-            await insert_event(connection, session, Event(run_id=run_id, seq=2, fence=1, type=EventType.ATTEMPT_STARTED, data=started))
-        return head
+            events.append(Event(run_id=run_id, seq=2, fence=1, type=EventType.ATTEMPT_STARTED, at=now, data=started))
+        await connection.activity_events.insert_many([event_document(event, ObjectId()) for event in events], session=session)
+        return created, events
 
     await reach(FailPoint.SUBMIT_BEFORE)
     try:
-        document = await connection.transaction(body)
+        document, events = await connection.transaction(body)
     except DuplicateKeyError:
         return await _existing(connection, submission, input_digest)
     await reach(FailPoint.SUBMIT_AFTER)
     head = head_from(document)
-    return head if head.owner is None else Claim(head=head, owner=head.owner, attempt=attempt, seq=2)
+    if head.owner is None:
+        return head
+    recorded = (replace(events[0], value=submission.input), *events[1:])
+    return Claim(head=head, owner=head.owner, attempt=attempt, seq=2, recorded=recorded)
 
 
 def _new_head(submission: Submission, workflow: Document, stored_input: Any, input_digest: str) -> Document:
-    now = datetime.now(UTC)  # replaced by the server's clock in the same transaction
     return {
-        "_id": submission.run_id,
         "run_id": submission.run_id,
         "schema_version": SCHEMA_VERSION,
         "status": RunStatus.PENDING.value,
@@ -132,9 +136,26 @@ def _new_head(submission: Submission, workflow: Document, stored_input: Any, inp
         "settings": submission.settings,
         "output": None,
         "error": None,
-        "available_at": now,
-        "submitted_at": now,
+        "available_at": "$$NOW",
+        "submitted_at": "$$NOW",
     }
+
+
+async def _create_head(connection: Connection, session: Session, head: Document) -> Document:
+    """Insert a head; as an upsert, because only a pipeline has the server's clock.
+
+    Raises:
+        DuplicateKeyError: There is a run of this name.
+    """
+    literal = {name: value if name in _SERVER_TIMES else {"$literal": value} for name, value in head.items()}
+    created: Document = await connection.runs.find_one_and_update(
+        {"_id": head["run_id"], "schema_version": _NO_VERSION},
+        [{"$set": literal}],
+        upsert=True,
+        return_document=ReturnDocument.AFTER,
+        session=session,
+    )
+    return created
 
 
 async def _take_thread(connection: Connection, session: Session, submission: Submission, *, is_queued_when_busy: bool) -> Document | None:

@@ -100,8 +100,8 @@ ONCE = {"model": 1, "pay": 1, "count": 10}
 SEEN = ["go on", "paid 7", 10]
 
 
-def check_replay(commands: Commands) -> None:
-    """What was sent since is one claim, one read of the history, and the end."""
+def check_replay(commands: Commands, *, tries: int = 1) -> None:
+    """What was sent since is one claim (after so many tries), one read of the history, and the end."""
     finds = commands.of("find", "activity_events")
     assert [find for find in finds if find.get("limit") != 1] == [finds[-1]]
     assert len([find for find in finds if find.get("limit") == 1]) == 1
@@ -109,7 +109,7 @@ def check_replay(commands: Commands) -> None:
     assert inserted[0] == ["attempt.started"]
     assert inserted[-1] == ["run.completed"]
     assert [kind for events in inserted[1:-1] for kind in events if kind != "step.committed"] == []
-    assert commands.counted()["findAndModify", "runs"] == 2
+    assert commands.counted()["findAndModify", "runs"] == tries + 1
 
 
 async def test_a_retried_run_takes_everything_from_its_history(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:
@@ -152,7 +152,7 @@ async def test_a_run_lost_before_its_end_takes_everything_from_its_history(
     out = await second.app.ainvoke(None, CONFIG, run_id="po-17")
     assert out["seen"] == SEEN
     assert second.ran == {}
-    check_replay(commands)
+    check_replay(commands, tries=2)  # the first found that another process, dead as it turned out, had the run
     lost.cancel()
     await asyncio.wait([lost])
 

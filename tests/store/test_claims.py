@@ -77,8 +77,8 @@ async def test_only_workflows_that_are_served_are_claimed(connection: Connection
     """A process takes no run of a workflow or version that it does not have."""
     await submit(connection, run_id, workflow="mine", version="2")
     with pytest.raises(RunNotClaimable):
-        await claims.claim(connection, run_id, "p1", workflows=[("mine", "1"), ("other", "2")])
-    assert (await claims.claim(connection, run_id, "p1", workflows=[("other", "1"), ("mine", "2")])).head.fence == 1
+        await claims.claim(connection, run_id, "p1", workflows={("mine", "1"): "code", ("other", "2"): "code"})
+    assert (await claims.claim(connection, run_id, "p1", workflows={("other", "1"): "code", ("mine", "2"): "code"})).head.fence == 1
 
 
 async def test_a_sweep_finds_what_can_go_on(connection: Connection, appender: Appender, run_id: str) -> None:
