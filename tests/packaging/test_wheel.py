@@ -59,11 +59,12 @@ def test_importing_it_warns_of_nothing(python: Path) -> None:
     _run(python, "-W", "error", "-c", "import mongo_durable")
 
 
-def test_importing_it_loads_no_framework(python: Path) -> None:
-    """`import mongo_durable` alone loads neither LangGraph nor LangChain nor Motor: what is not used costs no start-up time."""
-    program = "import json, sys, mongo_durable; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+@pytest.mark.parametrize(("imported", "absent"), [("__version__", {"pymongo"}), ("DurableClient, SyncDurableClient", set())])
+def test_importing_it_loads_no_framework(python: Path, imported: str, absent: set[str]) -> None:
+    """Neither `import mongo_durable` nor its clients load LangGraph, LangChain or Motor: what is not used costs no start-up time."""
+    program = f"import json, sys; from mongo_durable import {imported}; print(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
     loaded = set(json.loads(_run(python, "-c", program)))
-    assert not loaded & {"langgraph", "langchain_core", "langchain", "motor"}
+    assert not loaded & {"langgraph", "langchain_core", "langchain", "motor", *absent}
 
 
 def test_the_throwaway_server_is_usable_without_its_extra(python: Path) -> None:
