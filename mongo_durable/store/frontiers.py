@@ -204,28 +204,12 @@ async def resolve(
     _check_complete(frontier, answers)
     frontier_id = f"{run_id}/{generation}"
     answers_digest = digest(dict(answers))
-    ids = list(answers)
-    stored = dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
+    stored = await _with_stored_answers(connection, run_id, answers)
 
     async def body(session: Session) -> Document:
-        head = await move_head(
-            connection,
-            session,
-            {"_id": run_id, "status": RunStatus.SUSPENDED.value, "generation": generation},
-            {"status": RunStatus.READY.value, "available_at": "$$NOW"},
-        )
-        await reach(FailPoint.RESOLVE_INSIDE)
-        closed = await connection.frontiers.update_one(
-            {
-                "_id": frontier_id,
-                "status": FrontierStatus.OPEN.value,
-                "$expr": {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]},
-            },
-            {"$set": {"status": FrontierStatus.RESOLVED.value}},
-            session=session,
-        )
-        if closed.matched_count != 1:
-            raise Lost
+        head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
+        in_time = {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]}
+        await _close(connection, session, frontier, FrontierStatus.RESOLVED, in_time)
         resolution: Document = {
             "_id": frontier_id,
             "run_id": run_id,
@@ -256,6 +240,32 @@ async def resolve(
         receipt = await _why_lost(connection, frontier, answers_digest)
     await reach(FailPoint.RESOLVE_AFTER)
     return receipt
+
+
+async def _with_stored_answers(connection: Connection, run_id: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+    ids = list(answers)
+    return dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
+
+
+async def _make_ready(connection: Connection, session: Session, frontier: StoredFrontier, inside: FailPoint) -> Document:
+    """The run goes on from the frontier that it is suspended on. The head first, as always."""
+    suspended = {"_id": frontier.run_id, "status": RunStatus.SUSPENDED.value, "generation": frontier.generation}
+    head = await move_head(connection, session, suspended, {"status": RunStatus.READY.value, "available_at": "$$NOW"})
+    await reach(inside)
+    return head
+
+
+async def _close(connection: Connection, session: Session, frontier: StoredFrontier, status: FrontierStatus, condition: Mapping[str, Any]) -> None:
+    """The frontier is open, and `condition` (an expression) holds for it: it becomes `status`.
+
+    Raises:
+        Lost: It is not so.
+    """
+    frontier_id = f"{frontier.run_id}/{frontier.generation}"
+    expected = {"_id": frontier_id, "status": FrontierStatus.OPEN.value, "$expr": condition}
+    closed = await connection.frontiers.update_one(expected, {"$set": {"status": status.value}}, session=session)
+    if closed.matched_count != 1:
+        raise Lost
 
 
 def _check_complete(frontier: StoredFrontier, answers: Mapping[str, Any]) -> None:
@@ -322,36 +332,18 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
     Writes: `runs`, `frontiers`, `activity_events` in one transaction.
     Invariants: I6.
     """
-    run_id, generation = frontier.run_id, frontier.generation
-    ids = list(answers)
-    stored = dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
+    stored = await _with_stored_answers(connection, frontier.run_id, answers)
 
     async def body(session: Session) -> None:
-        await move_head(
-            connection,
-            session,
-            {"_id": run_id, "status": RunStatus.SUSPENDED.value, "generation": generation},
-            {"status": RunStatus.READY.value, "available_at": "$$NOW"},
-        )
-        await reach(FailPoint.EXPIRE_INSIDE)
-        closed = await connection.frontiers.update_one(
-            {
-                "_id": f"{run_id}/{generation}",
-                "status": FrontierStatus.OPEN.value,
-                "expires_at": {"$ne": None},
-                "$expr": {"$lte": ["$expires_at", "$$NOW"]},
-            },
-            {"$set": {"status": FrontierStatus.EXPIRED.value}},
-            session=session,
-        )
-        if closed.matched_count != 1:
-            raise Lost
+        await _make_ready(connection, session, frontier, FailPoint.EXPIRE_INSIDE)
+        past = {"$and": [{"$ne": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
+        await _close(connection, session, frontier, FrontierStatus.EXPIRED, past)
         event = Event(
-            run_id=run_id,
+            run_id=frontier.run_id,
             seq=frontier.seq + 1,
             fence=frontier.fence,
             type=EventType.FRONTIER_EXPIRED,
-            data={"generation": generation, "answers": stored},
+            data={"generation": frontier.generation, "answers": stored},
         )
         await insert_event(connection, session, event)
 
