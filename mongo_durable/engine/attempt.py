@@ -510,12 +510,16 @@ class Attempt:
         async def tried() -> T:
             return await call()
 
-        return await tenacity.AsyncRetrying(
+        retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
             stop=tenacity.stop_after_delay(_STORE_PATIENCE_S),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             reraise=True,
-        )(tried)
+        )
+        try:
+            return await retrying(tried)
+        except DurableError as failure:
+            raise self.remember(failure) from None
 
 
 def _unknown_outcome(call: ActivityCall, why: str) -> UnknownOutcome:

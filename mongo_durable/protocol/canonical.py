@@ -16,12 +16,13 @@ from __future__ import annotations
 import base64
 import json
 import math
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 Plain: TypeAlias = "bool | int | float | str | bytes | list[Plain] | dict[str, Plain] | None"
 
 ENVELOPE_KEY: Final = "__type__"
+_LENGTH: Final = 32
 
 # Neither text can occur inside a JSON string, where its quotes would be escaped: found means that there is such an envelope.
 _REORDERED: Final = (f'"{ENVELOPE_KEY}":"dict"', f'"{ENVELOPE_KEY}":"json"')
@@ -40,8 +41,8 @@ def canonical_bytes(plain: Plain) -> bytes:
 
 
 def digest(plain: Plain) -> str:
-    """Digest a plain tree to 32 hexadecimal characters."""
-    return blake2b(canonical_bytes(plain), digest_size=16).hexdigest()
+    """Digest a plain tree to 32 hexadecimal characters: the first half of a SHA-256, which every client, also mongosh, can compute."""
+    return sha256(canonical_bytes(plain)).hexdigest()[:_LENGTH]
 
 
 def to_json(plain: Plain) -> str:

@@ -127,7 +127,6 @@ class Appender:
         self._is_closed = False
         # Invariant: a channel with events in its queue is here, or in `_ready`, or in a flight: closing finds them all.
         self._lingering: set[Channel] = set()
-        self._is_closed = False
         self._recoveries: set[asyncio.Task[None]] = set()
         self._flyers = [asyncio.create_task(self._fly(), name=f"mongo_durable-flight-{number}") for number in range(flights)]
         connection.on_close(self.aclose)
@@ -210,7 +209,6 @@ class Appender:
 
     async def aclose(self) -> None:
         """Stop sending. Events that are not acknowledged by now stay unknown to their writers."""
-        self._is_closed = True
         self._is_closed = True
         tasks = [*self._flyers, *self._recoveries]
         for task in tasks:
