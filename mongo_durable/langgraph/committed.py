@@ -1,7 +1,9 @@
 """The committed state of a thread: what its next run starts from.
 
-It is the graph's last checkpoint in LangGraph's own serialisation, with an allowlist: only LangChain's types, plain ones, and those that the
-application registered are read back. A state that holds another type is refused when it is committed, not when the next turn finds out.
+It is the graph's last checkpoint, in LangGraph's own serialisation with an allowlist: only LangChain's types, plain ones, and those that the
+application registered are read back. A state that holds another type is refused when it is committed, not when the next turn finds out. Channels
+whose values the app's codec can hold go through it, because it gives tuples and large integers back exactly, which LangGraph's serialisation does
+not.
 """
 
 from __future__ import annotations
@@ -35,7 +37,16 @@ def committed_state(saver: InMemorySaver, thread_id: str, codec: Codec) -> Threa
     if saved is None:
         return None
     serde = _serde(codec)
-    serde_type, data = serde.dumps_typed({"checkpoint": saved.checkpoint, "metadata": saved.metadata})
+    values = {name: _kept(value, codec) for name, value in saved.checkpoint["channel_values"].items()}
+    checkpoint = {**saved.checkpoint, "channel_values": values}
+    try:
+        serde_type, data = serde.dumps_typed({"checkpoint": checkpoint, "metadata": saved.metadata})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise NotJsonSafe(
+            f"the thread's state cannot be serialised ({error}): keep plain values in the state, or types given to App(types=[…])",
+            path="$",
+            type=type(error).__name__,
+        ) from error
     if blocked := _blocked_types(serde, serde_type, data):
         raise NotJsonSafe(
             f"the thread's state holds a {blocked[0]}, which is not read back: register it with App(types=[…]), or keep plain values in the state",
@@ -49,8 +60,20 @@ def seed(saver: InMemorySaver, thread_id: str, state: ThreadState, codec: Codec)
     """Put a committed state into a fresh saver."""
     stored: Mapping[str, Any] = _serde(codec).loads_typed((state.serde_type, state.data))
     checkpoint = stored["checkpoint"]
+    checkpoint["channel_values"] = {name: _given_back(kept, codec) for name, kept in checkpoint["channel_values"].items()}
     # The plain saver's put: a scratch saver would take this for a step of the new run.
     InMemorySaver.put(saver, root_config(thread_id), checkpoint, stored["metadata"], checkpoint["channel_versions"])
+
+
+def _kept(value: Any, codec: Codec) -> dict[str, Any]:
+    try:
+        return {"plain": codec.encode(value)}
+    except NotJsonSafe:
+        return {"native": value}
+
+
+def _given_back(kept: Mapping[str, Any], codec: Codec) -> Any:
+    return codec.decode(kept["plain"]) if "plain" in kept else kept["native"]
 
 
 def _serde(codec: Codec) -> JsonPlusSerializer:

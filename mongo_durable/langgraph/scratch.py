@@ -16,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from mongo_durable.errors import DurableError
 from mongo_durable.langgraph.control import DurableSignal, is_marker
+from mongo_durable.langgraph.copies import Copies
 from mongo_durable.langgraph.crossing import call_on_loop
 from mongo_durable.langgraph.seams import INTERRUPT_CHANNEL, PULL, RESUME_CHANNEL, parse_task_path
 from mongo_durable.protocol.identity import Position
@@ -31,7 +32,7 @@ class ScratchSaver(InMemorySaver):
     """Checkpoints of one attempt, or of one isolated body inside it."""
 
     def __init__(self, root: Root) -> None:
-        super().__init__()
+        super().__init__(serde=Copies())
         self._root = root
         self._steps: dict[str, int] = {}
         self.last_root_step = -1

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import get_executor_for_config
 from langchain_core.tools import BaseTool
-from langgraph.errors import GraphInterrupt
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Interrupt
 
@@ -67,13 +67,19 @@ def _combine(results: Sequence[Any], messages_key: str) -> Any:
 
 
 def _raise_all(results: Sequence[Any]) -> list[Any]:
-    """The results, or the one exception that stands for all: interrupts together, else the first failure."""
+    """The results, or the one exception that stands for all: interrupts together, else the first failure.
+
+    Interrupts come first, because a body that handles a sibling's failure would drop a question that has been asked. A failure shows when they are
+    answered.
+    """
     interrupts: list[Interrupt] = [each for result in results if isinstance(result, GraphInterrupt) for each in result.args[0]]
     others = [result for result in results if isinstance(result, BaseException) and not isinstance(result, GraphInterrupt)]
-    if others:
-        raise others[0]
+    if signals := [each for each in others if isinstance(each, GraphBubbleUp)]:
+        raise signals[0]
     if interrupts:
         raise GraphInterrupt(tuple(interrupts))
+    if others:
+        raise others[0]
     return list(results)
 
 
@@ -87,6 +93,7 @@ async def gather(codec: Codec, functions: Sequence[Callable[[], Awaitable[Any]]]
 
     Raises:
         GraphInterrupt: Some pend; all have come to their end or their interrupt.
+        Exception: What the first failing branch raised, when no branch pends any more.
     """
     session = current_session()
     if session is None:

@@ -21,6 +21,7 @@ from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, 
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store import claims
+from mongo_durable.store.connection import Endpoint
 from mongo_durable.store.wakeups import Listener, RunChange
 
 log = logging.getLogger(__name__)
@@ -57,11 +58,13 @@ class Runner:
         self._apps = {(app.name, app.version): app for app in apps}
         if len(self._apps) != len(apps):
             raise ConfigurationError("two apps have the same name and version")
-        self._endpoint = first
+        # A connection and an identity of its own: calls that the application makes on its apps outlive the runner.
+        self._endpoint = Endpoint(first.uri, first.database, first.client)
         self._concurrency = concurrency
         self._lease = lease
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
-        self._process: Process | None = None
+        self.process: Process | None = None
+        """What its attempts share, while it runs."""
         self._dispatcher: asyncio.Task[None] | None = None
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, tuple[float, float]] = {}
@@ -88,12 +91,10 @@ class Runner:
         """
         for app in self._apps.values():
             app.graph()
-        self._process = Process(self._endpoint, self._lease)
-        for app in self._apps.values():
-            app.use_process(self._process)
-        await self._process.lease()
+        self.process = Process(self._endpoint, self._lease)
+        await self.process.lease()
         self._is_draining = False
-        self._dispatcher = asyncio.create_task(self._dispatch(self._process), name="mongo_durable-runner")
+        self._dispatcher = asyncio.create_task(self._dispatch(self.process), name="mongo_durable-runner")
 
     async def stop(self, grace: timedelta = timedelta(seconds=10)) -> bool:
         """Claim nothing more; let running attempts end; release those that do not in time, so that others go on with them.
@@ -111,9 +112,9 @@ class Runner:
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        if self._process is not None:
-            await self._process.aclose()
-            self._process = None
+        if self.process is not None:
+            await self.process.aclose()
+            self.process = None
             await self._endpoint.aclose()
         return not late
 

@@ -367,12 +367,13 @@ async def test_a_mark_is_enough_to_cancel(place: Place, client: DurableClient) -
     async def effect(number: int) -> int:
         return number
 
-    async with place.runner(app), AsyncMongoClient(place.uri) as database:
+    async with place.runner(app) as runner, AsyncMongoClient(place.uri) as database:
         [run] = await place.submit(client, "marked", 1)
         await begun.wait()
         mark = {"$set": {"cancel": {"at": None, "reason": "no longer wanted"}}}
         await database[place.database]["runs"].update_one({"_id": run}, mark)
-        attempt = app.process().running[run]
+        assert runner.process is not None
+        attempt = runner.process.running[run]
         assert attempt is not None
         await until(lambda: attempt.failure is not None)
         go_on.set()
