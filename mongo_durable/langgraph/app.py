@@ -133,7 +133,7 @@ class App:
         return found
 
     def use_process(self, process: Process) -> None:
-        """Share a runner's process on the running loop instead of having an own one."""
+        """Share one identity, lease and change stream with other apps on the running loop. Who made the process closes it."""
         self._processes[asyncio.get_running_loop()] = process
 
     async def aclose(self) -> None:
@@ -505,6 +505,6 @@ _END: Any = object()
 def _chunks_of_result(request: StreamRequest, result: Any) -> Iterator[Any]:
     """What a stream shows of a run that another process brought to its rest."""
     if isinstance(result, dict) and "__interrupt__" in result:
-        yield from request.at_rest(result["__interrupt__"])
+        yield from request.at_rest(result)
     elif "values" in request.modes:
         yield request.shape((), "values", result)

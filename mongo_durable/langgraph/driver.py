@@ -132,20 +132,27 @@ class Driver:
             given = decision.command
 
     async def _stream_pass_async(self, given: Any, chunks: StreamFilter, emit: Callable[[Any], None]) -> Any:
+        chunks.begin_pass()
         async for chunk in self._graph.astream(given, self.config, **self._stream_options(chunks)):
             for each in chunks.take(_whole(chunk)):
                 emit(each)
         return chunks.output
 
-    def run(self) -> Ended | AtFrontier:
-        """Run the graph in this thread, which must not be the engine's."""
+    def run(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier:
+        """Run the graph in this thread, which must not be the engine's.
+
+        Args:
+            emit: Gets the chunks of the stream, if one was requested.
+        """
         steps = self.stream()
         while True:
             try:
-                next(steps)
+                chunk = next(steps)
             except StopIteration as stopped:
                 reached: Ended | AtFrontier = stopped.value
                 return reached
+            if emit is not None:
+                emit(chunk)
 
     def stream(self) -> Generator[Any, None, Ended | AtFrontier]:
         """The same, yielding the chunks of the stream, if one was requested."""
@@ -156,6 +163,7 @@ class Driver:
             if self._filter is None:
                 output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
             else:
+                self._filter.begin_pass()
                 for chunk in self._graph.stream(given, self.config, **self._stream_options(self._filter)):
                     yield from self._filter.take(_whole(chunk))
                 output = self._filter.output
@@ -173,7 +181,7 @@ class Driver:
 
     def _last_chunks(self, reached: Ended | AtFrontier) -> Iterator[Any]:
         if self._request is not None and isinstance(reached, AtFrontier):
-            yield from self._request.at_rest(reached.output["__interrupt__"])
+            yield from self._request.at_rest(reached.output)
 
     async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | _GoOn:
         """The graph has come to rest: what now?"""

@@ -298,7 +298,9 @@ class Executor:
             running: asyncio.Future[Ended | AtFrontier]
             # A task, or a thread with a context, of its own: context variables must not reach the caller's.
             if self._app.is_sync:
-                running = asyncio.get_running_loop().run_in_executor(_graph_threads(), contextvars.copy_context().run, work.driver.run)
+                running = asyncio.get_running_loop().run_in_executor(
+                    _graph_threads(), contextvars.copy_context().run, work.driver.run, _from_thread(emit)
+                )
             else:
                 running = asyncio.create_task(work.driver.run_async(emit))
             try:
@@ -337,3 +339,15 @@ class Executor:
             log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
         attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
         return error
+
+
+def _from_thread(emit: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """What a graph in a thread calls to emit on the running loop."""
+    if emit is None:
+        return None
+    loop, on_loop = asyncio.get_running_loop(), emit
+
+    def emit_there(chunk: Any) -> None:
+        loop.call_soon_threadsafe(on_loop, chunk)
+
+    return emit_there

@@ -7,11 +7,9 @@ that the history has sealed, or to a pass before the last recorded frontier, was
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from langgraph.types import Interrupt
 
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.errors import UnsupportedGraph
@@ -62,11 +60,14 @@ class StreamRequest:
         parts = ((namespace,) if self.has_subgraphs else ()) + ((mode,) if self.is_list else ()) + (payload,)
         return parts if len(parts) > 1 else payload
 
-    def at_rest(self, interrupts: Sequence[Interrupt]) -> Iterator[Any]:
-        """The chunks that show a frontier, with stable ids, once: at the root."""
+    def at_rest(self, output: Mapping[str, Any]) -> Iterator[Any]:
+        """The chunks that show a frontier, with stable ids, once: at the root. As values, with what an invocation returns beside them."""
+        question = {_INTERRUPT: tuple(output[_INTERRUPT])}
         for mode in self.modes:
-            if mode in ("values", "updates"):
-                yield self.shape((), mode, {_INTERRUPT: tuple(interrupts)})
+            if mode == "values":
+                yield self.shape((), mode, {**output, **question})
+            elif mode == "updates":
+                yield self.shape((), mode, question)
 
 
 class StreamFilter:
@@ -79,7 +80,13 @@ class StreamFilter:
         self._last_sealed = max(attempt.history.steps, default=_FIRST_STEP - 1)
         self._step = _FIRST_STEP
         self._offset: int | None = None
+        self._resting: set[tuple[str, ...]] = set()
+        self._settled: dict[tuple[str, ...], Any] = {}
         self.output: Any = None
+
+    def begin_pass(self) -> None:
+        """The graph is run, from its input or from answers."""
+        self._resting.clear()
 
     def take(self, chunk: tuple[Any, ...]) -> Iterator[Any]:
         """The caller's chunks for a native one: none or one."""
@@ -88,23 +95,32 @@ class StreamFilter:
             if namespace == ():
                 self._note_step(payload["metadata"])
             return
-        if mode == "values" and namespace == ():
-            payload = self._without_interrupts(payload)
-            if not payload or payload == self.output:
-                return  # at a rest, and when it is resumed, a graph shows the state that it had
-            self.output = payload
+        if mode == "values" and not self._is_news(namespace, payload):
+            return
         if mode not in self.request.modes or (self._is_replayed and self.request.replay == "skip"):
             return
         if isinstance(payload, dict):
-            if mode == "updates" and _INTERRUPT in payload:
+            if mode == "updates" and (_INTERRUPT in payload or _is_shown_again(payload)):
                 return
             if mode == "tasks" and payload.get("interrupts"):
                 payload = {**payload, "interrupts": []}
-            if mode == "values" and namespace:
-                payload = self._without_interrupts(payload)
-                if not payload:
-                    return
         yield self.request.shape(namespace, mode, payload)
+
+    def _is_news(self, namespace: tuple[str, ...], payload: Any) -> bool:
+        """Whether these values are those after a step.
+
+        At a rest a graph shows the state that it had, and then with it what the step has written so far; when it is resumed, again the first.
+        """
+        is_rest = isinstance(payload, dict) and _INTERRUPT in payload
+        if is_rest:
+            self._resting.add(namespace)
+            payload = {name: value for name, value in payload.items() if name != _INTERRUPT}
+        if namespace == () and (payload or not is_rest):
+            self.output = payload
+        if payload is None or namespace in self._resting or (namespace in self._settled and payload == self._settled[namespace]):
+            return False  # a workflow has no values before its end
+        self._settled[namespace] = payload
+        return True
 
     def _note_step(self, metadata: dict[str, Any]) -> None:
         step = metadata["step"]
@@ -116,7 +132,8 @@ class StreamFilter:
     def _is_replayed(self) -> bool:
         return self._attempt.consumed < self._recorded_frontiers or self._step + 1 <= self._last_sealed
 
-    def _without_interrupts(self, payload: Any) -> Any:
-        if isinstance(payload, dict) and _INTERRUPT in payload:
-            return {name: value for name, value in payload.items() if name != _INTERRUPT}
-        return payload
+
+def _is_shown_again(payload: dict[str, Any]) -> bool:
+    """Whether a resumed graph tells what a task of the interrupted step had written before."""
+    metadata = payload.get("__metadata__")
+    return isinstance(metadata, dict) and metadata.get("cached") is True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,13 +31,18 @@ from mongo_durable.store.connection import Endpoint
 from tests.langgraph.kit import Kit, Ledger, answer
 
 Colour = Literal["async", "sync", "mixed", "thread"]
-"""ainvoke; invoke; synchronous bodies under ainvoke; ainvoke of an app whose graph runs in a thread."""
+"""Async bodies and callers; synchronous ones; synchronous bodies under an async caller; the same where the graph runs in a thread."""
 
-ATTEMPTS = int(os.environ.get("MONGO_DURABLE_ATTEMPTS", "400"))
-"""How many attempts the whole suite makes, at least."""
+Drive = Literal["call", "values", "modes"]
+"""(a)invoke; (a)stream of values; (a)stream of a list of modes, with those of child graphs."""
+
+MODES = ("values", "updates", "messages", "custom", "tasks")
+
+ATTEMPTS = int(os.environ.get("MONGO_DURABLE_ATTEMPTS", "2000"))
+"""How many attempts the graphs of this folder make, at least."""
 
 _PAUSE_S = 0.003
-_ABANDONED_AT_MOST = 12
+_ABANDONED_AT_MOST = 8
 """After so many abandoned attempts a run is left in peace."""
 
 
@@ -52,7 +58,14 @@ class Killer:
         if self.left <= 0 or self.random.random() < 0.3:
             return None
         self.left -= 1
-        return self.random.randrange(0, 24)
+        return int(24 * self.random.random() ** 2)
+
+    def chunks(self) -> int | None:
+        """After how many chunks the next caller of a stream goes away; None: it stays."""
+        if self.left <= 0 or self.random.random() < 0.7:
+            return None
+        self.left -= 1
+        return self.random.randrange(1, 8)
 
     def delay_s(self) -> float | None:
         """After how long the next call of the app is cancelled and its attempt stopped; None: it is not."""
@@ -60,6 +73,10 @@ class Killer:
             return None
         self.left -= 1
         return self.random.random() * 0.1
+
+
+class WentAway(Exception):
+    """The caller of a stream went away before its end."""
 
 
 _killers: dict[str, Killer] = {}
@@ -126,6 +143,7 @@ class Told:
         positions: Of all effects.
         frontiers: Per frontier, the question's digest by position.
         attempts: How many there were.
+        streamed: The chunks (namespace, mode, payload) of all calls of the app, in order; none if it was not streamed.
     """
 
     state: Any
@@ -135,6 +153,41 @@ class Told:
     attempts: int
     events: list[Event] = field(repr=False)
     history: History = field(repr=False)
+    streamed: list[Chunk] = field(default_factory=list, repr=False)
+
+
+Chunk = tuple[tuple[str, ...], str, Any]
+"""Namespace, mode and payload."""
+
+
+def root_values(chunks: Iterable[Chunk]) -> list[Any]:
+    """The states of the root, normalised, each once when it is shown again at once."""
+    states = [normalised(payload) for namespace, mode, payload in chunks if not namespace and mode == "values" and not _is_rest(payload)]
+    return [each for each, _ in itertools.groupby(states)]
+
+
+def shown(chunks: Iterable[Chunk], mode: str, *, of_root: bool) -> Counter[str]:
+    """What a mode shows of the root, or of child graphs by the names of the nodes that they are: the ids of their tasks are random."""
+    found: Counter[str] = Counter()
+    for namespace, each_mode, payload in chunks:
+        if each_mode == mode and (not namespace) == of_root and not _is_rest(payload):
+            # A number tells child graphs apart that one body calls: at once, in no certain order.
+            names = [each.partition(":")[0] for each in namespace if not each.isdigit()]
+            found[repr((names, normalised(payload)))] += 1
+    return found
+
+
+def _is_rest(payload: Any) -> bool:
+    return isinstance(payload, dict) and "__interrupt__" in payload
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """What plain LangGraph makes of a graph: its final state, normalised, the bodies that ran, and the stream of values and updates, if asked for."""
+
+    state: Any
+    ledger: Ledger
+    streamed: list[Chunk] = field(repr=False)
 
 
 Make = Callable[[Kit], Any]
@@ -204,14 +257,56 @@ class Bench:
         return f"run-{next(self._runs)}-{uuid.uuid4().hex[:8]}"
 
     def once(
-        self, app: App, colour: Colour, given: Any, config: Any = None, *, run_id: str | None = None, cancel_after_s: float | None = None
+        self,
+        app: App,
+        colour: Colour,
+        given: Any,
+        config: Any = None,
+        *,
+        run_id: str | None = None,
+        drive: Drive = "call",
+        chunks: list[Chunk] | None = None,
+        leave_after: int | None = None,
+        cancel_after_s: float | None = None,
     ) -> Any:
-        """One call of the app, in a colour."""
+        """One call of the app, in a colour.
+
+        Args:
+            chunks: Gets what is streamed.
+            leave_after: The caller of a stream goes away after so many chunks.
+            cancel_after_s: The task of an async call is cancelled after so long.
+
+        Returns:
+            What an invocation returned; of a stream the last chunk.
+        """
+        options: dict[str, Any] = {} if drive == "call" else {"stream_mode": list(MODES), "subgraphs": True} if drive == "modes" else {}
+        seen: list[Chunk] = chunks if chunks is not None else []
+
+        def see(number: int, chunk: Any) -> None:
+            seen.append(chunk if drive == "modes" else ((), "values", chunk))
+            if number == leave_after:
+                raise WentAway
+
         if colour == "sync":
-            return app.invoke(given, config, run_id=run_id)
+            if drive == "call":
+                return app.invoke(given, config, run_id=run_id)
+            with contextlib.closing(app.stream(given, config, run_id=run_id, **options)) as steps:
+                for number, chunk in enumerate(steps, 1):
+                    see(number, chunk)
+            return seen[-1][2] if seen else None
+
+        async def run() -> Any:
+            if drive == "call":
+                return await app.ainvoke(given, config, run_id=run_id)
+            number = 0
+            async with contextlib.aclosing(app.astream(given, config, run_id=run_id, **options)) as steps:
+                async for chunk in steps:
+                    number += 1
+                    see(number, chunk)
+            return seen[-1][2] if seen else None
 
         async def call() -> Any:
-            task = asyncio.ensure_future(app.ainvoke(given, config, run_id=run_id))
+            task = asyncio.ensure_future(run())
             if cancel_after_s is not None:
                 await asyncio.wait([task], timeout=cancel_after_s)
                 # Only a running attempt: PyMongo leaves a socket open behind a connection whose making is cancelled.
@@ -230,6 +325,7 @@ class Bench:
         colour: Colour,
         ledger: Ledger,
         *,
+        drive: Drive = "call",
         killer: Killer | None = None,
         say: Callable[[Any], Any] = answer,
         order: random.Random | None = None,
@@ -242,19 +338,34 @@ class Bench:
         if killer is not None:
             _killers[run_id] = killer
         answers: Command[Any] | None = None
+        chunks: list[Chunk] = []
         try:
             while True:
                 app = self.built(make, ledger, colour, pause_s)
                 delay = killer.delay_s() if killer is not None and colour != "sync" else None
+                leave = killer.chunks() if killer is not None and drive != "call" else None
                 try:
                     # The same input under the same run id is the same run: it goes on.
-                    out = self.once(app, colour, given if answers is None else answers, config, run_id=run_id, cancel_after_s=delay)
-                except (AttemptOver, asyncio.CancelledError, concurrent.futures.CancelledError):
+                    out = self.once(
+                        app,
+                        colour,
+                        given if answers is None else answers,
+                        config,
+                        run_id=run_id,
+                        drive=drive,
+                        chunks=chunks,
+                        leave_after=leave,
+                        cancel_after_s=delay,
+                    )
+                except (AttemptOver, WentAway, asyncio.CancelledError, concurrent.futures.CancelledError):
                     answers = None
                     continue
                 head = self.call(heads.get(self.process.connection, run_id))
                 if head.status is RunStatus.COMPLETED:
-                    return self.told(run_id, out)
+                    # A caller of streams who joins at the end sees nothing that others saw: the output is in the run.
+                    told = self.told(run_id, out if drive == "call" else app.codec.decode(head.output))
+                    told.streamed = chunks
+                    return told
                 assert head.status is RunStatus.SUSPENDED, head.status
                 asked = list(out["__interrupt__"])
                 order.shuffle(asked)
@@ -283,18 +394,34 @@ class Bench:
         )
 
     def oracle(self, make: Make, given: Any, colour: Colour) -> tuple[Any, Ledger]:
-        """Final state and ledger of the same graph in plain LangGraph, every question answered on the spot: none of our mechanisms takes part."""
+        """Final state and ledger of the same graph in plain LangGraph."""
+        plain = self.plainly(make, given, colour)
+        return plain.state, plain.ledger
+
+    def plainly(self, make: Make, given: Any, colour: Colour, drive: Drive = "call") -> Oracle:
+        """The same graph in plain LangGraph, every question answered on the spot: none of our mechanisms takes part."""
         ledger = Ledger()
         app = App("oracle", uri=self.uri, database=self.database)
         graph = make(Kit(app, ledger, is_sync=colour != "async", is_oracle=True))
         graph = graph.compile() if hasattr(graph, "compile") else graph
+        is_sync = colour in ("sync", "thread")
+        chunks: list[Chunk] = []
         with _answered_on_the_spot():
-            out = graph.invoke(given) if colour in ("sync", "thread") else self.call(_ainvoke(graph, given))
-        return normalised(out), ledger
+            if drive == "call":
+                out = graph.invoke(given) if is_sync else self.call(_ainvoke(graph, given))
+            else:
+                options = {"stream_mode": ["values", "updates"], "subgraphs": True}
+                chunks = list(graph.stream(given, **options)) if is_sync else self.call(_astream(graph, given, options))
+                out = [payload for namespace, mode, payload in chunks if not namespace and mode == "values"][-1]
+        return Oracle(normalised(out), ledger, chunks)
 
 
 async def _ainvoke(graph: Any, given: Any) -> Any:
     return await graph.ainvoke(given)
+
+
+async def _astream(graph: Any, given: Any, options: dict[str, Any]) -> list[Chunk]:
+    return [chunk async for chunk in graph.astream(given, **options)]
 
 
 @contextmanager

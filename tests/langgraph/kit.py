@@ -58,8 +58,8 @@ class Ledger:
         return Counter({key: count for key, count in self.ran.items() if key[1] in names})
 
     def without(self, *names: str) -> Counter[tuple[str, str, str]]:
-        """All bodies but those of these names."""
-        return Counter({key: count for key, count in self.ran.items() if key[1] not in names})
+        """All bodies but those whose names end so."""
+        return Counter({key: count for key, count in self.ran.items() if not key[1].endswith(names)})
 
 
 class _Done:
@@ -197,15 +197,16 @@ class Kit:
         """A durable tool."""
         return self.app.tool(idempotent=True)(self.body(function))
 
-    def delegate(self, agent: Any) -> DurableTool:
+    def delegate(self, agent: Any, name: str = "delegate") -> DurableTool:
         """A durable tool that hands its question to an agent."""
 
         async def delegate(q: str) -> str:
             """Ask another agent."""
-            self._note_tool("delegate", q)
+            self._note_tool(name, q)
             said = await self.call(agent, {"messages": [("user", q)]})
             return str([each.content for each in said["messages"] if each.type == "tool"])
 
+        delegate.__name__ = name
         return self.tool(delegate)
 
     @property

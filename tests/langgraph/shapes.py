@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.func import entrypoint, task
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Send
 
@@ -32,6 +32,51 @@ class Shape:
     colours: tuple[Colour, ...]
     is_interchangeable: bool = False
     """Whether concurrent effects of one body take their positions in the order in which they happen to start first."""
+
+    def nested(self, kit: Kit, depth: int) -> Any:
+        """The graph as a child node `depth` graphs deep; 0: itself."""
+        graph = self.make(kit)
+        if depth == 0:
+            return graph
+        if not isinstance(self.given, dict):
+            graph = _called_in_a_body(kit, graph, self.given)
+        return _around(kit, graph.compile() if isinstance(graph, StateGraph) else graph, depth)
+
+    def given_at(self, depth: int) -> Any:
+        """What the nested graph is run with."""
+        return self.given if depth == 0 or isinstance(self.given, dict) else NO_LINES
+
+
+class Both(State):
+    """What any child graph of these tests reads and writes."""
+
+    messages: Annotated[list[Any], add_messages]
+
+
+def _around(kit: Kit, child: Any, depth: int) -> Any:
+    """Graphs around a child: at each level a sibling with an effect runs in parallel, one of them asks, and a last node follows both."""
+    for level in range(1, depth + 1):
+        graph = StateGraph(Both)
+        graph.add_node("nested", child)
+        graph.add_node("sibling", kit.node(f"sibling{level}", asks=level == (depth + 1) // 2))
+        graph.add_node("last", kit.node(f"last{level}"))
+        graph.add_edge(START, "nested")
+        graph.add_edge(START, "sibling")
+        graph.add_edge(["nested", "sibling"], "last")
+        child = graph.compile()
+    return child
+
+
+def _called_in_a_body(kit: Kit, workflow: Any, given: Any) -> Any:
+    """A graph whose only node calls a workflow that no graph can have as a node."""
+
+    async def calls_it(state: State) -> State:
+        return {"lines": await kit.call(workflow, given)}
+
+    graph = StateGraph(State)
+    graph.add_node("calls_it", kit.body(calls_it))
+    graph.add_edge(START, "calls_it")
+    return graph
 
 
 SHAPES: list[Shape] = []
@@ -349,6 +394,16 @@ def _functional(kit: Kit) -> Any:
         return [*said, asked, await kit.act("end")]
 
     return workflow_async
+
+
+@shape("entrypoint that returns nothing much", [1])
+def _functional_empty(kit: Kit) -> Any:
+    async def workflow(numbers: list[int]) -> Any:
+        await kit.act(numbers[0])
+        kit.interrupt("go on?")
+        return []
+
+    return entrypoint()(kit.body(workflow))
 
 
 @shape("gather of asking tools", NO_LINES, "async")
