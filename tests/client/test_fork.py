@@ -74,9 +74,7 @@ async def finish(app: App, thread: str, answers: list[str], out: Any) -> Any:
         ("agent/1/last@3#1", [], {"last"}),
     ],
 )
-async def test_the_prefix_replays_and_the_rest_runs_anew(
-    mongo_uri: str, database: str, at: int | str, answers: list[str], again: set[str]
-) -> None:
+async def test_the_prefix_replays_and_the_rest_runs_anew(mongo_uri: str, database: str, at: int | str, answers: list[str], again: set[str]) -> None:
     """CASES 46: a fork executes only what comes after its place, asks again what had not been answered before it, and leaves the origin as it was."""
     ran: Counter[str] = Counter()
     app = build_app(mongo_uri, database, ran)

@@ -16,9 +16,13 @@ from tests.langgraph.shapes import SHAPES
 from tests.langgraph.test_shapes import Row
 from tests.langgraph.test_shapes import test_a_graph_ends_as_if_it_had_never_stopped as check_row
 
-
 TRIES = 10
-"""Some faults need an unlucky order of threads to show."""
+
+
+def _check_again_and_again(bench: Bench, row: Row) -> None:
+    # Some faults need an unlucky order of threads to show.
+    for _ in range(TRIES):
+        check_row(bench, row)
 
 
 def _numbers_by_arrival(patch: pytest.MonkeyPatch) -> None:
@@ -72,6 +76,6 @@ def test_each_mechanism_is_needed(
     """Comparing attempts with one another would miss some of these: the oracle, or a divergence, does not."""
     [chosen] = [each for each in SHAPES if each.name == shape]
     switch_off(monkeypatch)
+    row = Row(chosen, colour, 0, "call")
     with pytest.raises((AssertionError, DurableError)):  # each is the suite's way to say no
-        for _ in range(TRIES):
-            check_row(bench, Row(chosen, colour, 0, "call"))
+        _check_again_and_again(bench, row)

@@ -184,9 +184,7 @@ def _uncancelled(database: Database) -> None:
         (_chunk_gone, "payload"),
     ],
 )
-async def test_damage_is_found(
-    damage: Callable[[Database], None], fault: str, sound: tuple[Database, list[Promise]], mongo_uri: str
-) -> None:
+async def test_damage_is_found(damage: Callable[[Database], None], fault: str, sound: tuple[Database, list[Promise]], mongo_uri: str) -> None:
     """A database is sound before it is damaged, and after it the checker names what was damaged."""
     database, promises = sound
     invariants.assert_invariants(mongo_uri, database.name, promises)

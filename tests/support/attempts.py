@@ -84,8 +84,9 @@ class Attempt:
 
     def started(self, number: int, value: Any = None, *, is_awaited: bool = True) -> asyncio.Future[int]:
         """Append the start of activity `number`."""
-        return self._append(EventType.ACTIVITY_STARTED, number, is_awaited, kind=ActivityKind.TOOL, name="pay", input_digest=digest(None),
-        value=value)
+        return self._append(
+            EventType.ACTIVITY_STARTED, number, is_awaited, kind=ActivityKind.TOOL, name="pay", input_digest=digest(None), value=value
+        )
 
     def completed(self, number: int, value: Any = None, *, is_awaited: bool = True) -> asyncio.Future[int]:
         """Append the outcome of activity `number`."""
