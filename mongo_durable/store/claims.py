@@ -219,7 +219,7 @@ def _served(workflows: Sequence[tuple[str, str]]) -> dict[str, Any]:
 @store_call
 async def cancelled_runs(connection: Connection, owner: str) -> list[str]:
     """Running runs of this process whose cancellation was requested; the canceller may have died after that."""
-    marked = {"status": RunStatus.RUNNING.value, "owner": owner, "cancel": {"$exists": True}}
+    marked = {"status": RunStatus.RUNNING.value, "owner": owner, "cancel": {"$ne": None}}
     return [document["_id"] async for document in connection.runs.find(marked, {"_id": 1})]
 
 
