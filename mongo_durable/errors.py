@@ -28,8 +28,7 @@
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
     │   ├── LeaseLost
-    │   ├── CancelRequested
-    │   └── AttemptReleased
+    │   └── CancelRequested
     └── StoreError                  about the database
         ├── StoreUnavailable
         ├── CommitUnknown
@@ -309,10 +308,6 @@ class LeaseLost(AttemptOver):
 
 class CancelRequested(AttemptOver):
     """The run is to be cancelled: its attempt stops at the next durable call and ends it."""
-
-
-class AttemptReleased(AttemptOver):
-    """The attempt was given back, to be continued by another."""
 
 
 class StoreError(DurableError):

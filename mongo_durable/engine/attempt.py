@@ -171,8 +171,6 @@ class Attempt:
         self.consumed = 0
         self.answers: dict[Position, Any] = {}
         self.failure: DurableError | None = None
-        self.executed = 0
-        self.replayed = 0
         self.loop = asyncio.get_running_loop()
         self._process = process
         self._lease = lease
@@ -266,8 +264,6 @@ class Attempt:
             case ReturnOutcome(outcome):
                 if (acknowledged := self._unacknowledged.get(text)) is not None:
                     await asyncio.shield(acknowledged)
-                else:
-                    self.replayed += 1
                 return Recorded(outcome)
             case RunBody(is_recorded=True):
                 self._check_lease()
@@ -297,7 +293,6 @@ class Attempt:
             await self._settled(acknowledged)
         # The acknowledgement proved the fence; the lease is checked as late as can be, because a stopped process may go on right here.
         self._check_lease()
-        self.executed += 1
         return Execute()
 
     def _start_data(self, call: ActivityCall) -> dict[str, Any]:

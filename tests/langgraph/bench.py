@@ -22,7 +22,7 @@ from langgraph.types import Command
 from mongo_durable import App
 from mongo_durable.engine.attempt import ActivityCall, Attempt, StartResult
 from mongo_durable.engine.process import Process
-from mongo_durable.errors import AttemptOver, AttemptReleased
+from mongo_durable.errors import AttemptOver
 from mongo_durable.langgraph.app import _engine_loop
 from mongo_durable.protocol.events import ActivityKind, Event, EventType, RunStatus
 from mongo_durable.protocol.history import History, fold
@@ -94,7 +94,7 @@ class FragileAttempt(Attempt):
         if self._budget is not None:
             self._budget -= 1
             if self._budget < 0:
-                raise self.stop(AttemptReleased("abandoned by the test"))
+                raise self.stop(AttemptOver("abandoned by the test"))
 
     async def start(self, call: ActivityCall) -> StartResult:
         """As it says; abandoned before it, or after it was recorded."""
@@ -312,7 +312,7 @@ class Bench:
                 # Only a running attempt: PyMongo leaves a socket open behind a connection whose making is cancelled.
                 attempt = self.process.running.get(str(run_id))
                 if attempt is not None and not task.done():
-                    attempt.stop(AttemptReleased("abandoned by the test"))
+                    attempt.stop(AttemptOver("abandoned by the test"))
                     task.cancel()
             return await task
 

@@ -185,6 +185,8 @@ async def test_a_cancel_that_an_end_overtakes_says_how_the_run_ended(connection:
     failpoints.handler = fail_first
     assert (await runs.cancel(connection, run_id, None, "operator")).status is RunStatus.FAILED
     assert not (await runs.retry(connection, run_id)).is_cancel_requested
+    await claims.claim(connection, run_id, "p2")
+    assert await claims.cancelled_runs(connection, "p2") == []
 
 
 async def test_a_run_that_is_not_there(connection: Connection, run_id: str) -> None:
