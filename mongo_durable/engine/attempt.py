@@ -39,7 +39,7 @@ from mongo_durable.protocol.replay import (
     match_frontier,
     step_digest,
 )
-from mongo_durable.store import events, frontiers, runs
+from mongo_durable.store import events, frontiers, heads, runs
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.documents import StoredFrontier
@@ -444,6 +444,11 @@ class Attempt:
         await self._process.appender.drain(self._channel)
         complete = replace(ending, unsaved=self.history.unsaved)
         await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, complete))
+
+    async def end_as_cancelled(self) -> None:
+        """End the run as cancelled, for the reason that its canceller has left in the head. See `end`."""
+        marked = await heads.get(self._process.connection, self.run_id)
+        await self.end(runs.Ending(type=EventType.RUN_CANCELLED, data={"reason": marked.cancel_reason}))
 
     def check_end(self, last_step: int) -> None:
         """Whether a graph that ended at root step `last_step` has passed everything recorded.

@@ -269,7 +269,9 @@ class App:
         return wrap if function is None else wrap(function)
 
     async def _plain_transaction(self, body: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await self.process().connection.transaction(body)
+        connection = self.process().connection
+        await schema.check(connection)
+        return await connection.transaction(body)
 
     def tool_node(self, tools: Sequence[BaseTool | Callable[..., Any]] | None = None, **options: Any) -> RunnableLambda[Any, Any]:
         """A ToolNode whose calls interrupt and resume each on its own; None takes all tools of the app."""

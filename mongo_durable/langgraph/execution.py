@@ -323,8 +323,7 @@ class Executor:
         try:
             match error:
                 case CancelRequested():
-                    marked = await heads.get(self._app.process().connection, attempt.run_id)
-                    await attempt.end(runs.Ending(type=EventType.RUN_CANCELLED, data={"reason": marked.cancel_reason}))
+                    await attempt.end_as_cancelled()
                 case CorruptHistory() | AttemptOver():
                     pass
                 case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
