@@ -193,7 +193,7 @@ class Appender:
         return channel.seq
 
     def free(self, channel: Channel) -> None:
-        """The reserved event is committed, or the channel has ended: what was enqueued meanwhile may go."""
+        """What flew has landed, or the reserved event is committed, or the channel has ended: what was enqueued meanwhile may go."""
         channel.is_flying = False
         if channel.queue:
             self._wake(channel)
@@ -239,11 +239,7 @@ class Appender:
         if channel not in held:  # A7
             return
         held.discard(channel)
-        channel.is_flying = False
-        if channel.queue:
-            self._wake(channel)
-        else:
-            channel.idle.set()
+        self.free(channel)
 
     async def _fly(self) -> None:
         while not self._is_closed:  # not by the cancellation alone: the driver can turn one into an error of its own

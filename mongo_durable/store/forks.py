@@ -20,7 +20,7 @@ from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, eve
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.payloads import bring_in, move_out, move_out_all
+from mongo_durable.store.payloads import bring_in, move_out, move_out_all, move_out_each
 
 _PASSED = {EventType.ACTIVITIES_RESOLVED: FrontierStatus.RESOLVED, EventType.FRONTIER_EXPIRED: FrontierStatus.EXPIRED}
 
@@ -98,8 +98,7 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
 async def _with_stored_values(connection: Connection, event: Event) -> Event:
     data: dict[str, Any] = dict(event.data)
     if "answers" in data:
-        ids = list(data["answers"])
-        data["answers"] = dict(zip(ids, await move_out_all(connection, event.run_id, [data["answers"][each] for each in ids]), strict=True))
+        data["answers"] = await move_out_each(connection, event.run_id, data["answers"])
     return replace(event, value=await move_out(connection, event.run_id, event.value), data=data)
 
 

@@ -43,7 +43,7 @@ from mongo_durable.store.documents import (
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import Lost, insert_event, move_head
-from mongo_durable.store.payloads import bring_in, move_out_all
+from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
 
 
 @store_call
@@ -204,7 +204,7 @@ async def resolve(
     _check_complete(frontier, answers)
     frontier_id = f"{run_id}/{generation}"
     answers_digest = digest(dict(answers))
-    stored = await _with_stored_answers(connection, run_id, answers)
+    stored = await move_out_each(connection, run_id, answers)
 
     async def body(session: Session) -> Document:
         head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
@@ -240,11 +240,6 @@ async def resolve(
         receipt = await _why_lost(connection, frontier, answers_digest)
     await reach(FailPoint.RESOLVE_AFTER)
     return receipt
-
-
-async def _with_stored_answers(connection: Connection, run_id: str, answers: Mapping[str, Any]) -> dict[str, Any]:
-    ids = list(answers)
-    return dict(zip(ids, await move_out_all(connection, run_id, [answers[each] for each in ids]), strict=True))
 
 
 async def _make_ready(connection: Connection, session: Session, frontier: StoredFrontier, inside: FailPoint) -> Document:
@@ -332,7 +327,7 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
     Writes: `runs`, `frontiers`, `activity_events` in one transaction.
     Invariants: I6.
     """
-    stored = await _with_stored_answers(connection, frontier.run_id, answers)
+    stored = await move_out_each(connection, frontier.run_id, answers)
 
     async def body(session: Session) -> None:
         await _make_ready(connection, session, frontier, FailPoint.EXPIRE_INSIDE)

@@ -8,7 +8,7 @@ inside its transaction; what a crash leaves behind without a reference is remove
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,6 +62,11 @@ async def move_out_all(connection: Connection, run_id: str, values: Sequence[Any
         kept[index] = await _write(connection, run_id, encoded[index])
         total -= len(encoded[index])
     return kept
+
+
+async def move_out_each(connection: Connection, run_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for values that share a document under keys, such as the answers of a resolution."""
+    return dict(zip(values, await move_out_all(connection, run_id, list(values.values())), strict=True))
 
 
 async def _write(connection: Connection, run_id: str, encoded: bytes) -> dict[str, Any]:

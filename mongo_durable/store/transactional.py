@@ -71,11 +71,8 @@ async def commit_with_outcome(
         raised = None
         try:
             value = await body(session)
-        except PyMongoError as error:
-            # The driver decides by the label whether the whole transaction runs again; it must see its own exception.
-            raised = error
-            raise
         except Exception as error:
+            # The driver decides by the label whether the whole transaction runs again; it must see its own exception.
             raised = error
             raise
         if reserved is None:
