@@ -18,7 +18,7 @@ import tenacity
 
 from mongo_durable.engine.policy import OnUnknownOutcome
 from mongo_durable.engine.process import Process
-from mongo_durable.errors import CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
+from mongo_durable.errors import AttemptOver, CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.history import History, fold
@@ -518,6 +518,10 @@ class Attempt:
         )
         try:
             return await retrying(tried)
+        except (AttemptOver, StoreError) as failure:
+            # It takes the place of a verdict: the run was not ended with that one, and is not this attempt's to end any more.
+            self.failure = failure.with_run(self.run_id)
+            raise self.failure from None
         except DurableError as failure:
             raise self.remember(failure) from None
 

@@ -316,7 +316,7 @@ class Executor:
         return reached.output
 
     async def conclude(self, attempt: Attempt, raised: BaseException) -> BaseException:
-        """Give the run the end that the attempt's failure means, and return what the caller is to see."""
+        """Give the run the end that the attempt's failure means, and return what the caller is to see: where that end could not be recorded, why."""
         error: BaseException = unwrap(raised)
         if attempt.failure is not None:
             error = attempt.failure  # the verdict stands, whatever user code made of it
@@ -336,6 +336,9 @@ class Executor:
                     await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error=self._app.codec.describe_error(error)))
         except (AttemptOver, StoreError) as failure:
             log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
+            if isinstance(error, Exception):
+                failure.add_note(f"This attempt would have ended with {type(error).__name__}: {error}")
+                error = failure
         attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
         return error
 

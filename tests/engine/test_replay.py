@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from pymongo import AsyncMongoClient
 
 from mongo_durable import App, DurableClient, RetryPolicy
-from mongo_durable.errors import ActivityFailed, NondeterminismError, RunFailed
+from mongo_durable.errors import ActivityFailed, NondeterminismError, RunFailed, Superseded
 from mongo_durable.store import failpoints
 from mongo_durable.store.failpoints import FailPoint
 from tests.crash.worker import ScriptedModel
@@ -155,6 +155,27 @@ async def test_a_run_lost_before_its_end_takes_everything_from_its_history(
     check_replay(commands, tries=2)  # the first found that another process, dead as it turned out, had the run
     lost.cancel()
     await asyncio.wait([lost])
+
+
+@pytest.mark.parametrize("why", ["broken", "diverged"])
+async def test_a_verdict_that_could_not_be_recorded_gives_way(new_app: Callable[[], App], operator: DurableClient, why: str) -> None:
+    """Who loses the run while it fails or diverges hears that it is lost: how the run ends is not this attempt's to say any more."""
+    first = Changeable(new_app(), "pay", 1, is_broken=True)
+    with pytest.raises(ValueError, match="broken"):
+        await first.app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
+    await operator.retry("po-17")
+
+    async def lose(point: FailPoint) -> None:
+        if point is FailPoint.END_BEFORE:
+            failpoints.handler = None
+            await operator.cancel("po-17")
+
+    failpoints.handler = lose
+    second = Changeable(new_app(), "pay", 1, is_broken=True) if why == "broken" else Changeable(new_app(), "book", 1)
+    with pytest.raises(Superseded) as lost:
+        await second.app.ainvoke(None, CONFIG, run_id="po-17")
+    assert ("ValueError" if why == "broken" else "NondeterminismError") in "".join(lost.value.__notes__)
+    assert (await operator.get_run("po-17")).status == "cancelled"
 
 
 # -- other code -------------------------------------------------------------------------------------------------------------------------------
