@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App as App
     from mongo_durable.langgraph.current import current_activity as current_activity
     from mongo_durable.runner import Runner as Runner
+    from mongo_durable.store.documents import RunLimit as RunLimit
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOMES = {
     "Frontier": "mongo_durable.client",
     "RetryPolicy": "mongo_durable.engine.policy",
     "RunHandle": "mongo_durable.client",
+    "RunLimit": "mongo_durable.store.documents",
     "RunSnapshot": "mongo_durable.client",
     "Runner": "mongo_durable.runner",
     "SyncDurableClient": "mongo_durable.client",
@@ -41,6 +43,7 @@ __all__ = [
     "Frontier",
     "RetryPolicy",
     "RunHandle",
+    "RunLimit",
     "RunSnapshot",
     "Runner",
     "SyncDurableClient",

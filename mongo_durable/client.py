@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mongo_durable.engine.loop_thread import LoopThread
@@ -18,12 +18,13 @@ from mongo_durable.engine.policy import WhenBusy, is_queued
 from mongo_durable.engine.resolving import resolve
 from mongo_durable.errors import ConfigurationError, RunFailed
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.frontier import UNANSWERED
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
-from mongo_durable.store import events, forks, frontiers, heads, memory, runs, schema
+from mongo_durable.store import events, forks, frontiers, heads, memory, runs, schema, waiting
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
-from mongo_durable.store.documents import Resolution, RunHead, StoredFrontier
+from mongo_durable.store.documents import Resolution, RunHead, RunLimit, StoredFrontier
 from mongo_durable.store.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Question:
         name: The node or tool that asks, or the name of the interrupt.
         value: What it asks.
         response_schema: JSON Schema that the answer must fit, or None for any value.
+        expires_at: When the question is no longer asked; None: never.
+        default: The answer that it then gets; None also where it has none.
     """
 
     activity_id: str
@@ -54,6 +57,8 @@ class Question:
     position: str
     value: Any
     response_schema: Any
+    expires_at: datetime | None = None
+    default: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +109,10 @@ class RunSnapshot:
         error: Of a failed or diverged one: `{"type": …, "message": …}`, and for a divergence position, expected and found.
         frontier: Of a suspended one.
         attempt: How many attempts there have been.
+        waits_for: What keeps a pending or ready run from being executed, besides its turn: the end of a delay or sleep, a runner that serves its
+            workflow, a place of its limit, another run of its thread. None for any other.
+        available_at: Of a pending or ready run: not before this time. Of a suspended one: the deadline of its frontier.
+        deadline_at: When it fails if it has not ended.
     """
 
     run_id: str
@@ -118,6 +127,10 @@ class RunSnapshot:
     frontier: Frontier | None
     submitted_at: datetime | None
     ended_at: datetime | None
+    waits_for: str | None = None
+    priority: int = 0
+    available_at: datetime | None = None
+    deadline_at: datetime | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -193,6 +206,10 @@ class DurableClient:
         when_busy: WhenBusy = "refuse",
         configurable: Mapping[str, Any] | None = None,
         context: Any = None,
+        priority: int = 0,
+        available_at: datetime | timedelta | None = None,
+        deadline: datetime | timedelta | None = None,
+        limit: RunLimit | None = None,
     ) -> RunHandle:
         """Accept a run for execution by a runner. When this returns it is majority-committed.
 
@@ -202,10 +219,17 @@ class DurableClient:
             thread_id: The conversation; None gives the run one of its own.
             when_busy: What to do while another run is live on the thread: "refuse" this one, or "queue" it until the thread is free.
             configurable, context: As for LangGraph; stored with the run, so the same in every attempt.
+            priority: Of the runs that wait, the highest goes first; of equal ones, the oldest.
+            available_at: Not to be executed before this time (with a time zone), or this long from now by the server's clock.
+            deadline: When the run fails, with RunDeadlineExceeded, if it has not ended; likewise.
+            limit: How many runs with its key may be executed at once; further ones wait.
 
         Raises:
-            ThreadBusy, RunConflict, NotJsonSafe.
+            ThreadBusy, RunConflict, NotJsonSafe, ConfigurationError.
         """
+        for name, when in (("available_at", available_at), ("deadline", deadline)):
+            if isinstance(when, datetime) and when.tzinfo is None:
+                raise ConfigurationError(f"{name} needs a time zone: datetime.now(UTC) + timedelta(…), or just the timedelta")
         named = run_id or str(uuid.uuid4())
         settings = {name: value for name, value in (("configurable", configurable), ("context", context)) if value not in (None, {})}
         submission = runs.Submission(
@@ -215,6 +239,10 @@ class DurableClient:
             thread_id=thread_id or named,
             input=self.encode(input),
             settings=self.encode(settings),
+            priority=priority,
+            available_at=available_at,
+            deadline=deadline,
+            limit=limit,
         )
         connection = await self._connection()
         await schema.prepare(connection)
@@ -232,16 +260,31 @@ class DurableClient:
         frontier = None
         if head.status is RunStatus.SUSPENDED:
             frontier = await self.frontier(run_id, head.generation)
-        return self._snapshot(head, frontier)
+        return self._snapshot(head, frontier, await waiting.reasons(connection, [head]))
 
     async def list_runs(
-        self, *, status: str | None = None, workflow: str | None = None, thread_id: str | None = None, limit: int = 100
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        version: str | None = None,
+        thread_id: str | None = None,
+        limit: int = 100,
     ) -> list[RunSnapshot]:
         """Runs, newest first, without their outputs."""
         if status is not None and status not in list(RunStatus):
             raise ConfigurationError(f"status is one of {', '.join(RunStatus)}, not {status!r}")
-        found = await heads.listing(await self._connection(), status=status, workflow=workflow, thread_id=thread_id, limit=limit)
-        return [self._snapshot(head, None, has_output=False) for head in found]
+        connection = await self._connection()
+        found = await heads.listing(connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit)
+        return await self._listed(found)
+
+    async def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+        """Runs that could go on, but whose workflow and version no live runner serves; the oldest first, without their outputs."""
+        return await self._listed(await waiting.unserved(await self._connection(), limit))
+
+    async def _listed(self, found: list[RunHead]) -> list[RunSnapshot]:
+        reasons = await waiting.reasons(await self._connection(), found)
+        return [self._snapshot(head, None, reasons, has_output=False) for head in found]
 
     async def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
         """Wait until the run is at rest: ended, or suspended.
@@ -392,7 +435,7 @@ class DurableClient:
         """The application value of a plain value."""
         return self._codec.decode(plain) if self._codec is not None else decode(plain, revive=_revive)
 
-    def _snapshot(self, head: RunHead, frontier: Frontier | None, *, has_output: bool = True) -> RunSnapshot:
+    def _snapshot(self, head: RunHead, frontier: Frontier | None, reasons: Mapping[str, str], *, has_output: bool = True) -> RunSnapshot:
         return RunSnapshot(
             run_id=head.run_id,
             workflow=head.workflow,
@@ -406,6 +449,10 @@ class DurableClient:
             frontier=frontier,
             submitted_at=head.submitted_at,
             ended_at=head.ended_at,
+            waits_for=reasons.get(head.run_id),
+            priority=head.priority,
+            available_at=head.available_at if not head.status.is_end and head.status is not RunStatus.RUNNING else None,
+            deadline_at=head.deadline_at,
         )
 
     def _frontier(self, stored: StoredFrontier) -> Frontier:
@@ -424,6 +471,8 @@ class DurableClient:
                     position=entry.position.text,
                     value=self.decode(entry.value),
                     response_schema=self.decode(entry.response_schema),
+                    expires_at=entry.expires_at,
+                    default=None if entry.default is UNANSWERED else self.decode(entry.default),
                 )
                 for entry in stored.entries
             ),
@@ -489,6 +538,10 @@ class SyncDurableClient:
     def list_runs(self, **options: Any) -> list[RunSnapshot]:
         """See `DurableClient.list_runs`."""
         return self._call(self._client.list_runs(**options))
+
+    def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+        """See `DurableClient.unserved_runs`."""
+        return self._call(self._client.unserved_runs(limit=limit))
 
     def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
         """See `DurableClient.wait`."""

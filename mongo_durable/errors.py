@@ -24,10 +24,12 @@
     │   ├── RunNotClaimable
     │   ├── RunFailed
     │   ├── ActivityFailed
+    │   ├── InterruptExpired
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
     │   ├── LeaseLost
+    │   ├── Draining
     │   └── CancelRequested
     └── StoreError                  about the database
         ├── StoreUnavailable
@@ -294,6 +296,10 @@ class UnknownOutcome(RunError):
     name: str
 
 
+class InterruptExpired(RunError):
+    """Nobody answered before the deadline, and the question has no default: raised where the code waited for the answer."""
+
+
 class AttemptOver(DurableError):
     """This attempt has ended; nothing more is written under its fence."""
 
@@ -304,6 +310,10 @@ class Superseded(AttemptOver):
 
 class LeaseLost(AttemptOver):
     """This process was silent for longer than its lease: others may have its runs, so it starts no effect."""
+
+
+class Draining(AttemptOver):
+    """This process is being stopped: the attempt gives its run back before it starts another effect."""
 
 
 class CancelRequested(AttemptOver):

@@ -25,6 +25,7 @@ class ActivityLine:
             started again with the answer, so the wait does not count.
         result: Of a completed one.
         error: Of a failed one.
+        until: Of a timer: when it fires.
     """
 
     activity_id: str
@@ -38,6 +39,7 @@ class ActivityLine:
     duration: timedelta | None = None
     result: Any = None
     error: Mapping[str, Any] | None = None
+    until: datetime | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +120,8 @@ def timeline(events: Iterable[Event]) -> Timeline:
                 frontier.resolved_by, frontier.note = event.data.get("resolved_by"), event.data.get("note")
             case kind if kind in ENDS:
                 if found.frontiers and found.frontiers[-1].status is FrontierStatus.OPEN:
-                    found.frontiers[-1].status = FrontierStatus.CANCELLED
+                    is_cancelled = kind is EventType.RUN_CANCELLED
+                    found.frontiers[-1].status = FrontierStatus.CANCELLED if is_cancelled else FrontierStatus.EXPIRED  # at the run's deadline
                     found.frontiers[-1].closed_at = event.at
                 elif attempt is not None:
                     attempt.ending, attempt.ended_at = kind.value.removeprefix("run."), event.at
@@ -141,6 +144,7 @@ def _started(event: Event) -> ActivityLine:
         is_executed=True,
         attempt=event.fence,
         started_at=event.at,
+        until=event.data.get("until"),
     )
 
 
@@ -148,7 +152,7 @@ def _finish(attempt: AttemptLine, event: Event) -> ActivityLine:
     """Give the activity's line in `attempt` its outcome, and return the line that later attempts find recorded."""
     outcome = event.type.value.removeprefix("activity.")
     index = next((at for at in reversed(range(len(attempt.executed))) if attempt.executed[at].activity_id == event.activity_id), None)
-    if index is None:  # started by an attempt that died inside; a person has said that it happened
+    if index is None:  # started by an earlier attempt: a timer that fires now, or an effect of which a person has said that it happened
         line = replace(_started(event), is_executed=False, outcome=outcome, result=event.value, error=event.error)
         attempt.executed.append(line)
         return line

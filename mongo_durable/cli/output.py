@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import logging
 import math
 import sys
 from collections.abc import Mapping
@@ -42,6 +43,22 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     return Console(width=width, highlight=False, soft_wrap=False)
+
+
+class JsonLines(logging.Formatter):
+    """Log records as one JSON object a line, with the fields that `telemetry.about` gives them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: getattr(record, name) for name in ("run_id", "fence", "position") if hasattr(record, name)}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def complain(message: str) -> None:

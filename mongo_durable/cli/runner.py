@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mongo_durable.cli.database import DATABASE_VARIABLE, URI_VARIABLE, Database, Uri
+from mongo_durable.cli.output import JsonLines
 
 if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App
@@ -24,17 +25,23 @@ RELEASED = 3
 def runner(
     apps: Annotated[list[str], typer.Argument(help="What to execute, as package.module:app.", metavar="MODULE:APP...", show_default=False)],
     concurrency: Annotated[int, typer.Option(min=1, help="Attempts at once in this process.")] = 10,
+    workflow_concurrency: Annotated[
+        list[str] | None,
+        typer.Option(help="Of them, at most N of one workflow. May be repeated.", metavar="WORKFLOW=N", show_default=False),
+    ] = None,
     lease: Annotated[float, typer.Option(min=1.0, help="Seconds that this process may be silent before others take its runs over.")] = 10.0,
     grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running attempts get to end when the process is told to stop.")] = 10.0,
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; DEBUG names each activity.")] = "INFO",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line, with run_id, fence and position.")] = False,
     uri: Uri = None,
     database: Database = None,
 ) -> None:
-    """Execute runs until SIGTERM or Ctrl-C, then drain: claim nothing more, let running attempts end, release the rest.
+    """Execute runs until SIGTERM or Ctrl-C, then drain: claim nothing more, let each attempt end or stop before its next effect, release the rest.
 
-    --uri and --database are for apps that name none themselves. Exit code 0 when every attempt came to its end by itself, 3 when some were released
-    at the deadline.
+    --uri and --database are for apps that name none themselves. Exit code 0 when every attempt stopped by itself, 3 when some were broken off at the
+    deadline. Either way other runners go on with the runs at once.
     """
+    limits = _limits(workflow_concurrency or [])
     for variable, value in ((URI_VARIABLE, uri), (DATABASE_VARIABLE, database)):
         if value:
             os.environ[variable] = value  # where an App looks that names none itself
@@ -42,6 +49,8 @@ def runner(
     if level is None:
         raise typer.BadParameter(f"--log-level is DEBUG, INFO, WARNING or ERROR, not {log_level}")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if log_json:
+        logging.getLogger().handlers[0].setFormatter(JsonLines())
     logging.getLogger("pymongo").setLevel(max(level, logging.WARNING))  # its DEBUG writes every command with its values
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
@@ -50,11 +59,21 @@ def runner(
     from mongo_durable.runner import Runner
 
     async def work() -> bool:
-        executing = Runner(loaded, concurrency=concurrency, lease=timedelta(seconds=lease))
+        executing = Runner(loaded, concurrency=concurrency, workflow_concurrency=limits, lease=timedelta(seconds=lease))
         return await executing.run_forever(timedelta(seconds=grace))
 
     if not asyncio.run(work()):
         raise typer.Exit(RELEASED)
+
+
+def _limits(given: list[str]) -> dict[str, int]:
+    limits = {}
+    for each in given:
+        workflow, equals, number = each.rpartition("=")
+        if not equals or not workflow or not number.isdecimal():
+            raise typer.BadParameter(f"--workflow-concurrency is WORKFLOW=N, not {each!r}")
+        limits[workflow] = int(number)
+    return limits
 
 
 def _load(target: str) -> App:

@@ -25,16 +25,22 @@ def list_runs(
         typer.Option(help="pending, running, suspended, ready, completed, failed, diverged or cancelled.", show_default=False),
     ] = None,
     workflow: Annotated[str | None, typer.Option(help="Of this workflow only.", show_default=False)] = None,
+    version: Annotated[str | None, typer.Option(help="Of this version of it only.", show_default=False)] = None,
     thread: Annotated[str | None, typer.Option(help="Of this thread only.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    unserved: Annotated[bool, typer.Option("--unserved", help="Only those that no live runner serves, the oldest first.")] = False,
     as_json: AsJson = False,
     uri: Uri = None,
     database: Database = None,
 ) -> None:
     """List runs, newest first."""
+    if unserved and (status or workflow or version or thread):
+        raise typer.BadParameter("--unserved goes with --limit alone")
 
     async def work(opened: Opened) -> list[RunSnapshot]:
-        return await opened.client.list_runs(status=status, workflow=workflow, thread_id=thread, limit=limit)
+        if unserved:
+            return await opened.client.unserved_runs(limit=limit)
+        return await opened.client.list_runs(status=status, workflow=workflow, version=version, thread_id=thread, limit=limit)
 
     found = with_database(uri, database, work)
     if as_json:
@@ -50,7 +56,7 @@ def list_runs(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "workflow", "status", "attempt", "thread", "submitted", "ended", "error"):
+    for name in ("run", "workflow", "status", "attempt", "thread", "submitted", "ended", "error or wait"):
         table.add_column(name, overflow="fold", no_wrap=name in ("status", "submitted", "ended"))
     for each in found:
         table.add_row(
@@ -61,7 +67,7 @@ def list_runs(
             Text(printable(each.thread_id)),
             Text(moment(each.submitted_at)),
             Text(moment(each.ended_at)),
-            Text(printable(str((each.error or {}).get("type", "")))),
+            Text(printable(str((each.error or {}).get("type") or each.waits_for or ""))),
         )
     out.print(table)
 
@@ -114,6 +120,8 @@ def _run_tree(snapshot: RunSnapshot, submitted: Any, found: Timeline, questions:
         f"  ended {moment(snapshot.ended_at)}" if snapshot.ended_at is not None else "",
     )
     tree = Tree(head)
+    if snapshot.waits_for is not None:
+        tree.add(Text(f"waits: {printable(snapshot.waits_for)}", style="yellow"))
     tree.add(Text(f"input {in_one_line(submitted)}"))
     for attempt in found.attempts:
         _add_attempt(tree, attempt)
@@ -154,6 +162,8 @@ def _activity_text(activity: ActivityLine, what: str, style: str) -> Text:
 
 
 def _execution(activity: ActivityLine) -> str:
+    if activity.kind == "TIMER":
+        return "fired" if activity.outcome is not None else f"set, fires {moment(activity.until)}"
     if not activity.is_executed:
         return f"{activity.outcome}, as a person said; not executed"
     if activity.outcome is None:
@@ -168,6 +178,9 @@ def ending(attempt: AttemptLine) -> str:
         return f"suspended on frontier {attempt.generation}"
     if attempt.ending is not None:
         return attempt.ending
+    sleeps = [each.until for each in attempt.executed if each.until is not None and each.outcome is None]
+    if sleeps:
+        return f"gave the run back until {moment(min(sleeps))}"
     return f"no end recorded; attempt {attempt.taken_over_by} went on" if attempt.taken_over_by is not None else "no end recorded yet"
 
 
@@ -191,7 +204,8 @@ def _add_frontier(tree: Tree, frontier: FrontierLine, questions: dict[str, Any])
         activity_id = entry["activity_id"]
         question = branch.add(Text(f"{activity_id}  {printable(entry['name'])} asks {in_one_line(questions.get(activity_id))}"))
         if frontier.answers is not None and activity_id in frontier.answers:
-            question.add(Text(f"answer {in_one_line(frontier.answers[activity_id])}"))
+            what = "default" if frontier.status == "expired" else "answer"
+            question.add(Text(f"{what} {in_one_line(frontier.answers[activity_id])}"))
 
 
 def cancel(

@@ -16,26 +16,31 @@ from typing import Any, TypeVar
 
 import tenacity
 
+from mongo_durable import telemetry
 from mongo_durable.engine.policy import OnUnknownOutcome
 from mongo_durable.engine.process import Process
 from mongo_durable.errors import AttemptOver, CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
-from mongo_durable.protocol.events import ActivityKind, Event, EventType
+from mongo_durable.protocol.events import ActivityKind, Event, EventType, FrontierStatus
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.history import History, fold
 from mongo_durable.protocol.identity import Position, activity_id
 from mongo_durable.protocol.parts import pack
 from mongo_durable.protocol.replay import (
     UNKNOWN_OUTCOME,
+    AwaitTimer,
     ConsumeFrontier,
     DecideUnknown,
     ReturnOutcome,
     RunBody,
+    SetTimer,
     StayPending,
     TakeVerdict,
+    TimerFired,
     check_end,
     check_step,
     choose_ordinal,
     decide_start,
+    decide_timer,
     match_frontier,
     step_digest,
 )
@@ -43,7 +48,7 @@ from mongo_durable.store import events, frontiers, heads, runs
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.documents import StoredFrontier
-from mongo_durable.store.heartbeat import Lease
+from mongo_durable.store.heartbeat import Lease, lease_clock
 from mongo_durable.store.payloads import bring_in, move_out
 from mongo_durable.store.transactional import BodyFailed, commit_with_outcome
 
@@ -52,6 +57,9 @@ T = TypeVar("T")
 
 _STORE_PATIENCE_S = 120.0
 """Longer than a transaction that a dead process left open can hold a run: 60 s (transactionLifetimeLimitSeconds)."""
+
+_SHORT_WAIT = timedelta(seconds=2)
+"""What a timer still has to wait may be waited out in the process, up to this; for longer the run is given back."""
 
 VERDICT_SCHEMA: dict[str, Any] = {
     "oneOf": [
@@ -178,6 +186,9 @@ class Attempt:
         self._reached: dict[int, set[str]] = {}
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
         self._reserved: dict[str, int] = {}
+        self._claimed_clock = lease_clock()
+        self.is_draining = False
+        """No effect is to be started any more that is not inside one which runs."""
 
     @classmethod
     async def begin(cls, process: Process, lease: Lease, claimed: Claim) -> Attempt:
@@ -189,6 +200,7 @@ class Attempt:
         recorded: Sequence[Event] | None = claimed.recorded
         if recorded is None:
             recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+        telemetry.count("attempts", workflow=claimed.head.workflow)
         return cls(process, lease, claimed, fold(claimed.head.run_id, recorded))
 
     def check(self) -> None:
@@ -216,6 +228,16 @@ class Attempt:
         if self.failure is None:
             self.failure = failure.with_run(self.run_id)
         return self.failure
+
+    def drain(self) -> None:
+        """This process is being stopped: effects that run may end, and then the run is to be given back."""
+        self.is_draining = True
+
+    def now(self) -> datetime:
+        """The server's time, never ahead of it: its clock at the claim, and what has gone by here since the claim was known."""
+        claimed_at = self.claimed.head.claimed_at
+        assert claimed_at is not None  # every claim sets it
+        return claimed_at + timedelta(seconds=lease_clock() - self._claimed_clock)
 
     def cancel(self) -> None:
         """The cancellation of the run was requested: stop at the next durable call; the attempt's end is then the run's end as cancelled."""
@@ -412,7 +434,52 @@ class Attempt:
             data = {"step": step, "activities": len(reached), "digest": step_digest(reached)}
             self._append(EventType.STEP_COMMITTED, is_awaited=False, data=data)
 
-    async def rest(self, pending: Mapping[Position, Pending], expires_in: timedelta | None = None) -> Suspended | Answered:
+    async def await_timer(self, call: ActivityCall, when: datetime | timedelta) -> datetime | None:
+        """Let a timer fire if it is due, or set it.
+
+        Args:
+            when: When it is to fire, or how long from now by the server's clock. What was recorded first stands.
+
+        Returns:
+            None when it has fired; else when it is to fire: the run is then to be given back until that time.
+
+        Raises:
+            NondeterminismError: The history has something else here.
+            AttemptOver, StoreError: The attempt is over.
+
+        Writes: `activity.started` once, `activity.completed` once.
+        """
+        self.check()
+        text = call.position.text
+        self._reached.setdefault(call.position.step, set()).add(text)
+        try:
+            decision = decide_timer(self.history, call.position, call.name, call.input_digest, consumed=self.consumed)
+        except DurableError as failure:
+            raise self.remember(failure) from None
+        match decision:
+            case TimerFired():
+                return None
+            case AwaitTimer(until, is_held):
+                if is_held:
+                    return until
+            case SetTimer():
+                until = self.now() + when if isinstance(when, timedelta) else when
+                self._append(
+                    EventType.ACTIVITY_STARTED,
+                    is_awaited=False,
+                    position=call.position,
+                    kind=call.kind,
+                    name=call.name,
+                    input_digest=call.input_digest,
+                    data={"until": until},
+                )
+        if until - self.now() > _SHORT_WAIT:
+            return until
+        await asyncio.sleep(max((until - self.now()).total_seconds(), 0))
+        await self.complete(call, None)
+        return None
+
+    async def rest(self, pending: Mapping[Position, Pending]) -> Suspended | Answered:
         """The graph has come to rest on these questions: pass the next recorded frontier, or suspend the run on a new one.
 
         Raises:
@@ -428,12 +495,19 @@ class Attempt:
             self.consumed += 1
             self.answers.update(decision.answers)
             return Answered(decision.answers)
-        entries = [each.entry for each in pending.values() if each.entry is not None]
+        entries = [self._with_first_deadline(each.entry) for each in pending.values() if each.entry is not None]
         await self._process.appender.drain(self._channel)
         frontier = await self._patiently(
-            lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, expires_in, self.history.unsaved)
+            lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, self.history.unsaved)
         )
         return Suspended(frontier)
+
+    def _with_first_deadline(self, entry: FrontierEntry) -> FrontierEntry:
+        """A question that is asked again, because its frontier expired for another one's sake, keeps the deadline that it had."""
+        last = self.history.frontiers[-1] if self.history.frontiers else None
+        if last is None or last.status is not FrontierStatus.EXPIRED or entry.position not in last.entries or last.is_closed(entry.position):
+            return entry
+        return replace(entry, expires_at=last.expires_at.get(entry.activity_id))
 
     async def end(self, ending: runs.Ending) -> None:
         """End the run under this attempt's fence.
@@ -444,11 +518,11 @@ class Attempt:
         await self._process.appender.drain(self._channel)
         complete = replace(ending, unsaved=self.history.unsaved)
         await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, complete))
+        telemetry.count("runs.ended", workflow=self.claimed.head.workflow, status=ending.type.value.removeprefix("run."))
 
-    async def end_as_cancelled(self) -> None:
-        """End the run as cancelled, for the reason that its canceller has left in the head. See `end`."""
-        marked = await heads.get(self._process.connection, self.run_id)
-        await self.end(runs.Ending(type=EventType.RUN_CANCELLED, data={"reason": marked.cancel_reason}))
+    async def end_as_stopped(self) -> None:
+        """End the run as it was marked to be ended: cancelled, or failed at its deadline. See `end`."""
+        await self.end(runs.stopped_ending(await heads.get(self._process.connection, self.run_id)))
 
     def check_end(self, last_step: int) -> None:
         """Whether a graph that ended at root step `last_step` has passed everything recorded.
@@ -462,14 +536,17 @@ class Attempt:
         except DurableError as failure:
             raise self.remember(failure) from None
 
-    async def release(self) -> None:
-        """Give the run back, so that another attempt can go on at once. What this attempt has recorded stays.
+    async def release(self, *, until: datetime | None = None, held_back: str | None = None) -> None:
+        """Give the run back, so that another attempt can go on. What this attempt has recorded stays.
+
+        Args:
+            until, held_back: See `store.runs.release`.
 
         Raises:
             AttemptOver, StoreError: The attempt is over already.
         """
         await self._process.appender.drain(self._channel)
-        await runs.release(self._process.connection, self.claimed)
+        await runs.release(self._process.connection, self.claimed, until=until, held_back=held_back)
 
     def _append(
         self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, value: Any = None, stored: Any = None, **fields: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,20 @@ DEFAULT_LEASE = timedelta(seconds=10)
 
 
 class Process:
-    """What the runs of one process share, on one event loop. Open it once; `aclose` gives the lease up."""
+    """What the runs of one process share, on one event loop. Open it once; `aclose` gives the lease up.
 
-    def __init__(self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE) -> None:
+    Args:
+        serves: Name and version of the workflows whose runs it looks for; none unless it is a runner's.
+    """
+
+    def __init__(self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE, serves: Sequence[tuple[str, str]] = ()) -> None:
         self.endpoint = endpoint
         self.connection: Connection = endpoint.connection()
         self.wakeups = Wakeups(endpoint)
         self.running: dict[str, Attempt | None] = {}
         """Runs that this process knows it executes; a head that names this process beyond these was claimed by a call whose reply was lost."""
         self._lease_duration = lease
+        self._serves = serves
         self._heartbeat: Heartbeat | None = None
         self._appender: Appender | None = None
         self._lock = asyncio.Lock()
@@ -47,7 +53,7 @@ class Process:
                 self._heartbeat = None
             if self._heartbeat is None:
                 await schema.prepare(self.connection)
-                self._heartbeat = Heartbeat(self.endpoint, await acquire(self.connection, self._lease_duration))
+                self._heartbeat = Heartbeat(self.endpoint, await acquire(self.connection, self._lease_duration, self._serves))
                 self.connection.on_close(self.aclose)
             return self._heartbeat.lease
 

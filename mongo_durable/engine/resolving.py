@@ -9,6 +9,7 @@ import jsonschema
 from jsonschema.validators import validator_for
 
 from mongo_durable.errors import InvalidAnswer, StaleGeneration
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.values import decode
 from mongo_durable.store import frontiers
 from mongo_durable.store.connection import Connection
@@ -52,6 +53,26 @@ async def resolve_frontier(
         if entry.response_schema is not None and entry.activity_id in answers:
             _check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
     return await frontiers.resolve(connection, frontier, answers, resolved_by=resolved_by, note=note)
+
+
+async def expire(connection: Connection, run_id: str) -> bool:
+    """Close the run's frontier if it is past its deadline: each entry that is due gets its default, or is marked as never to be answered.
+
+    Returns:
+        Whether this call did it.
+
+    Writes: One transaction, or nothing.
+    Invariants: I6.
+    """
+    frontier = await frontiers.current(connection, run_id)
+    due = [entry for entry in frontier.entries if _is_due(entry, frontier)]
+    answers = {entry.activity_id: entry.default for entry in due if entry.default is not UNANSWERED}
+    return await frontiers.expire(connection, frontier, answers, [entry.activity_id for entry in due if entry.activity_id not in answers])
+
+
+def _is_due(entry: FrontierEntry, frontier: StoredFrontier) -> bool:
+    # By the frontier's own deadline, not by a clock: whoever expires it closes the same entries.
+    return entry.expires_at is not None and frontier.expires_at is not None and entry.expires_at <= frontier.expires_at
 
 
 def _check_pins(frontier: StoredFrontier, generation: int | None, digest: str | None) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -28,11 +28,13 @@ from mongo_durable.errors import (
     ConfigurationError,
     UnsupportedGraph,
 )
+from mongo_durable.langgraph import questions, timers
 from mongo_durable.langgraph import tool_node as tool_nodes
 from mongo_durable.langgraph.activities import durable_function
 from mongo_durable.langgraph.checkpointer import DurableCheckpointer
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.committed import root_config, seed
+from mongo_durable.langgraph.driver import Asleep
 from mongo_durable.langgraph.effects import Policy
 from mongo_durable.langgraph.execution import Executor, Work
 from mongo_durable.langgraph.models import DurableModel, durable_model
@@ -42,6 +44,7 @@ from mongo_durable.langgraph.streaming import Replay, StreamRequest
 from mongo_durable.langgraph.tools import DurableTool, durable_tool
 from mongo_durable.langgraph.topology import check_graph
 from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.frontier import UNANSWERED
 from mongo_durable.store import frontiers, runs, schema
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
@@ -78,6 +81,8 @@ class App:
         types: Pydantic models, dataclasses, enums and exceptions of the application that may stand in inputs, outputs and results.
         sync: The graph is synchronous: a runner runs it in a thread, as `invoke` does.
         lease: How long this process may be silent before others take its runs over.
+        max_crashes: After so many processes in a row that died while they executed a run, and recorded nothing more of it, the run is parked: it
+            fails with RunParked and kills no more. Somebody can retry it.
     """
 
     def __init__(
@@ -91,9 +96,13 @@ class App:
         types: Iterable[type] = (),
         sync: bool = False,
         lease: timedelta = DEFAULT_LEASE,
+        max_crashes: int = 5,
     ) -> None:
         if not name or not version:
             raise ConfigurationError("an App needs a name and a version")
+        if max_crashes < 1:
+            raise ConfigurationError("max_crashes is at least 1")
+        self.max_crashes = max_crashes
         self.name = name
         self.version = version
         self.is_sync = sync
@@ -281,6 +290,49 @@ class App:
         """Run functions without arguments at once in a body, each as a branch whose effects and interrupts are its own."""
         return await tool_nodes.gather(self.codec, functions)
 
+    def sleep(self, *, seconds: float | timedelta | None = None, until: datetime | None = None) -> Any:
+        """Wait in a node, durably: `await app.sleep(seconds=3600)`, or without `await` in a synchronous node.
+
+        For a long wait the run is given back: no process, thread or coroutine holds it, and whoever is there when the time has come goes on with it.
+        It fires once, also when processes die. What was recorded first stands: a replay does not wait again, whatever time the code computes then.
+        A timer beside an open question goes on when the question is answered. Not inside tools and activities.
+
+        Args:
+            seconds: From now, by the server's clock.
+            until: A point in time, with a time zone.
+
+        Raises:
+            ConfigurationError: Neither, or both, or no time zone.
+        """
+        return timers.sleep(seconds=seconds, until=until)
+
+    def interrupt(
+        self,
+        name: str,
+        value: Any = None,
+        *,
+        response_schema: Any = None,
+        expires_in: timedelta | None = None,
+        default: Any = UNANSWERED,
+    ) -> Any:
+        """Ask a person, from a node or a tool: LangGraph's `interrupt` with a name, and with what happens if nobody answers.
+
+        Args:
+            name: What people see the question listed under.
+            value: The question.
+            response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused.
+            expires_in: How long the question waits. Then the run goes on with `default`; without one, InterruptExpired is raised here. Other
+                questions that were asked together with it are asked again, and keep their deadlines.
+
+        Returns:
+            The answer.
+
+        Raises:
+            InterruptExpired: Nobody answered in time, and there is no default.
+            ConfigurationError: A default without a deadline, or one that does not fit the schema.
+        """
+        return questions.ask(name, value, response_schema, expires_in, default)
+
     def middleware(self, *, idempotent_tools: Collection[str] = ()) -> AgentMiddleware[Any, Any, Any]:
         """Make an existing `create_agent(model, tools, middleware=[app.middleware(), …])` durable, with its plain model and tools.
 
@@ -375,8 +427,7 @@ class App:
             DurableError: See `mongo_durable.errors`.
             Exception: What the graph raised; the run has failed.
         """
-        work = await self._executor.open(input, config, context, run_id, options, when_busy=when_busy)
-        return await self._executor.run(work) if isinstance(work, Work) else work
+        return await self._executor.follow(await self._executor.open(input, config, context, run_id, options, when_busy=when_busy))
 
     def invoke(
         self,
@@ -391,16 +442,18 @@ class App:
         """The same for a synchronous caller. The graph runs in this thread."""
         engine = _engine_loop()
         work = engine.call(self._executor.open(input, config, context, run_id, options, when_busy=when_busy))
-        if not isinstance(work, Work):
-            return work
-        try:
-            # In a context of its own, as `ainvoke` has a task of its own: afterwards this thread is outside any attempt.
-            reached = contextvars.copy_context().run(work.driver.run)
-        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._executor.conclude(work.attempt, error)) from None
-        finally:
-            work.process.running.pop(work.attempt.run_id, None)
-        return reached.output
+        while isinstance(work, Work):
+            try:
+                # In a context of its own, as `ainvoke` has a task of its own: afterwards this thread is outside any attempt.
+                reached = contextvars.copy_context().run(work.driver.run)
+            except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+                raise engine.call(self._executor.conclude(work.attempt, error)) from None
+            finally:
+                work.process.running.pop(work.attempt.run_id, None)
+            if not isinstance(reached, Asleep):
+                return reached.output
+            work = engine.call(self._executor.after_sleep(work))
+        return work
 
     async def astream(
         self,
@@ -427,11 +480,11 @@ class App:
         request = StreamRequest.of(stream_mode, subgraphs, replay)
         work = await self._executor.open(input, config, context, run_id, options, request)
         if not isinstance(work, Work):
-            for chunk in _chunks_of_result(request, work):
+            for chunk in request.of_result(work):
                 yield chunk
             return
         chunks: asyncio.Queue[Any] = asyncio.Queue()
-        running = asyncio.create_task(self._executor.run(work, chunks.put_nowait))
+        running = asyncio.create_task(self._executor.follow(work, chunks.put_nowait))
         running.add_done_callback(lambda _: chunks.put_nowait(_END))
         try:
             while (chunk := await chunks.get()) is not _END:
@@ -461,18 +514,25 @@ class App:
             raise UnsupportedGraph("a synchronous stream cannot run with max_concurrency=1: raise it, or use astream or invoke")
         engine = _engine_loop()
         work = engine.call(self._executor.open(input, config, context, run_id, options, request))
-        if not isinstance(work, Work):
-            yield from _chunks_of_result(request, work)
-            return
-        own_context = contextvars.copy_context()
-        steps = work.driver.stream()
-        try:
-            while (chunk := own_context.run(next, steps, _END)) is not _END:
-                yield chunk
-        except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
-            raise engine.call(self._executor.conclude(work.attempt, error)) from None
-        finally:
-            work.process.running.pop(work.attempt.run_id, None)
+        while isinstance(work, Work):
+            own_context = contextvars.copy_context()
+            steps = work.driver.stream()
+            try:
+                while True:
+                    try:
+                        chunk = own_context.run(next, steps)
+                    except StopIteration as stopped:
+                        reached = stopped.value
+                        break
+                    yield chunk
+            except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
+                raise engine.call(self._executor.conclude(work.attempt, error)) from None
+            finally:
+                work.process.running.pop(work.attempt.run_id, None)
+            if not isinstance(reached, Asleep):
+                return
+            work = engine.call(self._executor.after_sleep(work))
+        yield from request.of_result(work)
 
     async def aget_state(self, config: RunnableConfig) -> Any:
         """The thread's last committed state, for people who look, as LangGraph's StateSnapshot.
@@ -502,11 +562,3 @@ class App:
 
 
 _END: Any = object()
-
-
-def _chunks_of_result(request: StreamRequest, result: Any) -> Iterator[Any]:
-    """What a stream shows of a run that another process brought to its rest."""
-    if isinstance(result, dict) and "__interrupt__" in result:
-        yield from request.at_rest(result)
-    elif "values" in request.modes:
-        yield request.shape((), "values", result)

@@ -11,13 +11,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt
 
+from mongo_durable import telemetry
 from mongo_durable.engine.attempt import Answered, Attempt, Pending, Suspended
 from mongo_durable.errors import DurableError, UnsupportedGraph
 from mongo_durable.langgraph.codec import Codec
@@ -25,7 +28,7 @@ from mongo_durable.langgraph.committed import committed_state, seed
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
-from mongo_durable.langgraph.questions import native_interrupts, public_interrupts, question_entry
+from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
@@ -48,6 +51,14 @@ class AtFrontier:
 
     output: Any
     frontier: StoredFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """The run waits for its timers, the first of which fires at `until`; nobody has it until then."""
+
+    until: datetime
+    output: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class Driver:
         stamp(graph_input, f"{self.attempt.run_id}:input")
         return graph_input
 
-    async def run_async(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier:
+    async def run_async(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier | Asleep:
         """Run the graph on the engine's own loop.
 
         Args:
@@ -114,10 +125,15 @@ class Driver:
         Raises:
             DurableError, Exception: What ended the attempt; `App` gives the run the end that it means.
         """
+        with self._span():
+            return await self._drive_async(emit)
+
+    async def _drive_async(self, emit: Callable[[Any], None] | None) -> Ended | AtFrontier | Asleep:
         enter_session(self.session)
         given = self.first_input()
         while True:
             self.session.pending.clear()
+            self.session.timers.clear()
             if self._filter is None or emit is None:
                 output = await self._graph.ainvoke(given, self.config, context=self._context, durability="sync")
             else:
@@ -138,7 +154,7 @@ class Driver:
                 emit(each)
         return chunks.output
 
-    def run(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier:
+    def run(self, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier | Asleep:
         """Run the graph in this thread, which must not be the engine's.
 
         Args:
@@ -149,17 +165,26 @@ class Driver:
             try:
                 chunk = next(steps)
             except StopIteration as stopped:
-                reached: Ended | AtFrontier = stopped.value
+                reached: Ended | AtFrontier | Asleep = stopped.value
                 return reached
             if emit is not None:
                 emit(chunk)
 
-    def stream(self) -> Generator[Any, None, Ended | AtFrontier]:
+    def stream(self) -> Generator[Any, None, Ended | AtFrontier | Asleep]:
         """The same, yielding the chunks of the stream, if one was requested."""
+        with self._span():
+            return (yield from self._drive())
+
+    def _span(self) -> AbstractContextManager[None]:
+        head = self.attempt.claimed.head
+        return telemetry.span("attempt", workflow=head.workflow, version=head.version, run_id=head.run_id, fence=head.fence)
+
+    def _drive(self) -> Generator[Any, None, Ended | AtFrontier | Asleep]:
         enter_session(self.session)
         given = self.first_input()
         while True:
             self.session.pending.clear()
+            self.session.timers.clear()
             if self._filter is None:
                 output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
             else:
@@ -179,18 +204,19 @@ class Driver:
         request = chunks.request
         return {"stream_mode": request.native_modes, "subgraphs": request.has_subgraphs, "context": self._context, "durability": "sync"}
 
-    def _last_chunks(self, reached: Ended | AtFrontier) -> Iterator[Any]:
+    def _last_chunks(self, reached: Ended | AtFrontier | Asleep) -> Iterator[Any]:
         if self._request is not None and isinstance(reached, AtFrontier):
             yield from self._request.at_rest(reached.output)
 
-    async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | _GoOn:
+    async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | Asleep | _GoOn:
         """The graph has come to rest: what now?"""
         attempt, root = self.attempt, self.session.root
         attempt.check()
         interrupts = native_interrupts(snapshot)
         native = [each for each in interrupts if not is_marker(each.id)]
         pending: dict[Position, Pending] = dict(self.session.pending)
-        if pending and not interrupts:
+        timers = dict(self.session.timers)
+        if (pending or timers) and not interrupts:
             raise self._refuse("an interrupt of a durable tool was swallowed by user code (an `except Exception` around the call): let it pass")
         if self.session.lost_interrupts():
             raise self._refuse("an interrupt was raised in a child graph called with its own thread_id: call it without, it belongs to this run")
@@ -204,6 +230,8 @@ class Driver:
                 raise self._refuse(f"two interrupts at one position ({position})")
             entry = question_entry(attempt.run_id, self._codec, position, root.native_names[each.id], each)
             pending[position] = Pending(entry.digest, entry)
+        if timers and not pending:
+            return await self._sleep(timers)
         if not pending:
             if snapshot.next:
                 raise self._refuse(f"the graph stopped before {', '.join(snapshot.next)} without an interrupt")
@@ -213,9 +241,22 @@ class Driver:
             return AtFrontier(self._with_questions(output, reached.frontier), reached.frontier)
         return self._go_on(native, reached)
 
+    async def _sleep(self, timers: Mapping[Position, datetime]) -> Asleep | _GoOn:
+        """Nothing but timers is left to wait for."""
+        attempt = self.attempt
+        if attempt.consumed < len(attempt.history.frontiers):
+            await attempt.rest({})  # the history has questions here: the code diverged
+        until = min(timers.values())
+        if until <= attempt.now():
+            return _GoOn(None)
+        await attempt.release(until=until)
+        return Asleep(until)
+
     def _go_on(self, native: list[Interrupt], reached: Answered) -> _GoOn:
         root = self.session.root
-        answers = {each.id: self._codec.decode(reached.answers[root.native[each.id]]) for each in native}
+        answers = {
+            each.id: delivered(self._codec, reached.answers[root.native[each.id]]) for each in native if root.native[each.id] in reached.answers
+        }
         self._given_up = frozenset(answers)
         # By id always: a bare value, `{}` or None would be misread. Without native ones, running on re-enters the pending tools.
         return _GoOn(Command(resume=answers) if answers else None)

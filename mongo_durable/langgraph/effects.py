@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
+from mongo_durable import telemetry
 from mongo_durable.engine.attempt import ActivityCall, Happened, Pend, Recorded, StartResult
 from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy
-from mongo_durable.errors import ActivityFailed, DurableError
+from mongo_durable.errors import ActivityFailed, Draining, DurableError
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import CONTROL_FLOW, DurableSignal, marker
 from mongo_durable.langgraph.crossing import await_on_loop
@@ -25,6 +29,8 @@ from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.identity import activity_id
 from mongo_durable.protocol.parts import shorten
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,17 @@ class Effect:
     policy: Policy
     happened: Callable[[Any], Any]
 
+    @property
+    def is_to_drain(self) -> bool:
+        """Whether the process is being stopped and this effect is not part of one that runs already."""
+        attempt = self.session.attempt
+        return attempt.is_draining and not attempt.history.is_nested(self.call.position)
+
+    def drained(self) -> DurableSignal:
+        """What stops the attempt before this effect; no other effect may be running then."""
+        attempt = self.session.attempt
+        return DurableSignal(attempt.remember(Draining(f"run {attempt.run_id}: this process is being stopped", run_id=attempt.run_id)))
+
     def _check_in(self) -> None:
         self.session.begin()
 
@@ -73,6 +90,7 @@ class Effect:
         """
         match started:
             case Recorded(outcome):
+                telemetry.count("activities", kind=self.call.kind.value, how="replayed")
                 return True, self._recorded(outcome)
             case Pend(pending):
                 self.session.pending.update(pending)
@@ -93,6 +111,25 @@ class Effect:
         copy = self.codec.decode(self.codec.encode(value))
         stamp(copy, self.identity)
         return self.codec.encode(copy), copy
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around the body: its span, its duration, its log records."""
+        kind, name, attempt = self.call.kind.value, self.call.name, self.session.attempt
+        named = telemetry.about(attempt.run_id, attempt.fence, self.call.position.text)
+        telemetry.count("activities", kind=kind, how="executed")
+        log.debug("run %s: %s %r at %s runs", attempt.run_id, kind, name, self.call.position, extra=named)
+        outcome, started = "failed", time.monotonic()
+        try:
+            with telemetry.span("activity", kind=kind, name=name, activity_id=activity_id(attempt.run_id, self.call.position), **named):
+                yield
+            outcome = "completed"
+        except GraphBubbleUp:
+            outcome = "suspended"
+            raise
+        finally:
+            telemetry.measure("activity.duration", time.monotonic() - started, kind=kind, outcome=outcome)
+            log.debug("run %s: %s %r at %s %s", attempt.run_id, kind, name, self.call.position, outcome, extra=named)
 
     @property
     def identity(self) -> str:
@@ -162,6 +199,9 @@ async def run_effect_async(effect: Effect, body: Callable[..., Awaitable[Any]]) 
         GraphInterrupt: The effect pends on an interrupt.
     """
     attempt = effect.session.attempt
+    if effect.is_to_drain:
+        await effect.session.settle_async()
+        raise effect.drained()
     effect._check_in()
     try:
         try:
@@ -197,7 +237,8 @@ async def _run_body_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]
     forget = set_current_activity(effect._current)
     retry = effect.policy.retry
     try:
-        return await (body(scope) if retry is None else retry.run_async(lambda: body(scope), CONTROL_FLOW))
+        with effect.watched():
+            return await (body(scope) if retry is None else retry.run_async(lambda: body(scope), CONTROL_FLOW))
     except GraphBubbleUp as signal:
         raise effect.checked(signal) from None
     except Exception as error:
@@ -216,6 +257,9 @@ def run_effect(effect: Effect, body: Callable[[Scope], Any]) -> Any:
     """The same for a graph that runs in threads."""
     attempt = effect.session.attempt
     what = f"{effect.call.kind} {effect.call.name!r}"
+    if effect.is_to_drain:
+        effect.session.settle()
+        raise effect.drained()
     effect._check_in()
     try:
         try:
@@ -242,7 +286,8 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
     forget = set_current_activity(effect._current)
     retry = effect.policy.retry
     try:
-        return body(scope) if retry is None else retry.run(lambda: body(scope), CONTROL_FLOW)
+        with effect.watched():
+            return body(scope) if retry is None else retry.run(lambda: body(scope), CONTROL_FLOW)
     except GraphBubbleUp as signal:
         raise effect.checked(signal) from None
     except Exception as error:

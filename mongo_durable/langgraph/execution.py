@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables import RunnableConfig
@@ -25,6 +26,7 @@ from mongo_durable.errors import (
     CancelRequested,
     ConfigurationError,
     CorruptHistory,
+    Draining,
     DurableError,
     NondeterminismError,
     RunError,
@@ -33,7 +35,7 @@ from mongo_durable.errors import (
     RunNotFound,
     StoreError,
 )
-from mongo_durable.langgraph.driver import AtFrontier, Driver, Ended, unwrap
+from mongo_durable.langgraph.driver import Asleep, AtFrontier, Driver, Ended, unwrap
 from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.streaming import StreamRequest
 from mongo_durable.langgraph.topology import check_call
@@ -42,6 +44,7 @@ from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.documents import RunHead, StoredFrontier
 from mongo_durable.store.wakeups import Listener
+from mongo_durable.telemetry import about
 
 if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 2.0
+_SOONEST_S = 0.02
 _GRAPH_THREADS = 256
 _LOCAL_CONFIG = frozenset({"callbacks", "tags", "metadata", "max_concurrency", "run_name"})
 """What of a call's configuration only this process has; the rest is stored with the run."""
@@ -60,6 +64,13 @@ def _graph_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_GRAPH_THREADS, thread_name_prefix="mongo_durable-graph")
 
 
+def _pause(head: RunHead) -> float:
+    """How long to wait before looking at a run again, in seconds. Only how soon, never whether, hangs on this machine's clock."""
+    if head.status.is_rest or head.status is RunStatus.RUNNING or head.available_at is None:
+        return _LOOK_AGAIN_S
+    return min(max((head.available_at - datetime.now(UTC)).total_seconds(), _SOONEST_S), _LOOK_AGAIN_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A claimed attempt with its driver, ready to run in either colour."""
@@ -67,6 +78,8 @@ class Work:
     process: Process
     attempt: Attempt
     driver: Driver
+    local: RunnableConfig | None
+    request: StreamRequest | None
 
 
 class Executor:
@@ -90,7 +103,7 @@ class Executor:
             raise
         except Exception:
             # The run has failed or diverged: that is recorded, and no concern of the runner.
-            log.info("run %s ended with an error", claimed.head.run_id, exc_info=True)
+            log.info("run %s ended with an error", claimed.head.run_id, exc_info=True, extra=about(claimed.head.run_id, claimed.head.fence))
 
     async def open(
         self,
@@ -225,7 +238,7 @@ class Executor:
                     listener = await stack.enter_async_context(process.wakeups.listen(run_id))
                 gone = [*await dead_owners(process.connection), (await process.lease()).owner]
                 if not is_first_look:
-                    await listener.wait(_LOOK_AGAIN_S)
+                    await listener.wait(_pause(head))
 
     async def _claim(self, process: Process, run_id: str, gone: Sequence[str], local: RunnableConfig, request: StreamRequest | None) -> Work | None:
         """Become the run's attempt.
@@ -264,28 +277,45 @@ class Executor:
         )
 
     async def _begin(self, process: Process, claimed: Claim, local: RunnableConfig | None, request: StreamRequest | None = None) -> Work | None:
-        """Prepare a claimed attempt; None if its run was to be cancelled, and now is."""
+        """Prepare a claimed attempt; None if its run was to be stopped, or is one that kills its processes, and now has ended."""
         if claimed.head.is_cancel_requested:
-            await runs.end_cancelled(process.connection, claimed)
+            await runs.end_stopped(process.connection, claimed)
             process.running.pop(claimed.head.run_id, None)
             return None
         try:
             attempt = await Attempt.begin(process, await process.lease(), claimed)
-        except BaseException:
-            await runs.release(process.connection, claimed)  # nothing was executed; others, or a later release of the code, may read it
+        except BaseException as error:
+            # Nothing was executed; others, or a later release of the code, may read it.
+            await runs.release(process.connection, claimed, held_back=_why_held_back(error))
             raise
+        if claimed.head.crashes >= self._app.max_crashes and attempt.history.fruitless_attempts > self._app.max_crashes:
+            await self._park(attempt)
+            process.running.pop(claimed.head.run_id, None)
+            return None
         process.running[claimed.head.run_id] = attempt
         try:
             base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
             settings = self._app.codec.decode(claimed.head.settings)
-            return Work(process, attempt, Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request))
+            return Work(process, attempt, Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request), local, request)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
             raise await self.conclude(attempt, error) from None
 
-    async def run(self, work: Work, emit: Callable[[Any], None] | None = None) -> Any:
-        """Run an attempt to the run's next rest, on this loop or, for a synchronous app, in a thread.
+    async def _park(self, attempt: Attempt) -> None:
+        """End a run whose attempts have killed their processes one after the other, so that it kills no more."""
+        open_ones = [f"{each.kind} {each.name!r} at {each.position}" for each in attempt.history.activities.values() if each.outcome is None]
+        crashes = attempt.claimed.head.crashes
+        message = (
+            f"{crashes} processes died in a row while they executed this run, and recorded nothing more; "
+            f"unfinished: {', '.join(open_ones) or 'no activity'}; find out why, then retry it"
+        )
+        log.error("run %s is parked: %s", attempt.run_id, message, extra=about(attempt.run_id, attempt.fence))
+        await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error={"type": runs.PARKED, "message": message}))
+
+    async def follow(self, work: Work | Any, emit: Callable[[Any], None] | None = None) -> Any:
+        """Run an attempt, and after each sleep of the run the next one, to the run's rest; for a caller who waits.
 
         Args:
+            work: What `open` returned.
             emit: Gets the chunks of a stream.
 
         Returns:
@@ -294,8 +324,32 @@ class Executor:
         Raises:
             BaseException: Whatever ended the attempt; the run has got the end that it means.
         """
+        request = work.request if isinstance(work, Work) else None
+        while isinstance(work, Work):
+            reached = await self.run(work, emit)
+            if not isinstance(reached, Asleep):
+                return reached.output
+            work = await self.after_sleep(work)
+        if request is not None and emit is not None:
+            for chunk in request.of_result(work):
+                emit(chunk)
+        return work
+
+    async def after_sleep(self, work: Work) -> Work | Any:
+        """The run's next attempt, for a caller who waits; or the result, if another process went on with it."""
+        return await self._take(work.process, work.attempt.run_id, work.local or {}, work.request)
+
+    async def run(self, work: Work, emit: Callable[[Any], None] | None = None) -> Ended | AtFrontier | Asleep:
+        """Run an attempt to its end, on this loop or, for a synchronous app, in a thread.
+
+        Args:
+            emit: Gets the chunks of a stream.
+
+        Raises:
+            BaseException: Whatever ended the attempt; the run has got the end that it means.
+        """
         try:
-            running: asyncio.Future[Ended | AtFrontier]
+            running: asyncio.Future[Ended | AtFrontier | Asleep]
             # A task, or a thread with a context, of its own: context variables must not reach the caller's.
             if self._app.is_sync:
                 running = asyncio.get_running_loop().run_in_executor(
@@ -313,7 +367,7 @@ class Executor:
             raise await asyncio.shield(asyncio.ensure_future(self.conclude(work.attempt, error))) from None
         finally:
             work.process.running.pop(work.attempt.run_id, None)
-        return reached.output
+        return reached
 
     async def conclude(self, attempt: Attempt, raised: BaseException) -> BaseException:
         """Give the run the end that the attempt's failure means, and return what the caller is to see: where that end could not be recorded, why."""
@@ -323,10 +377,14 @@ class Executor:
         try:
             match error:
                 case CancelRequested():
-                    await attempt.end_as_cancelled()
+                    await attempt.end_as_stopped()
+                case Draining():
+                    await attempt.release()
                 case CorruptHistory() | AttemptOver():
                     pass
-                case StoreError() | asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
+                case StoreError():
+                    await attempt.release(held_back=_why_held_back(error))
+                case asyncio.CancelledError() | KeyboardInterrupt() | SystemExit() | GeneratorExit():
                     await attempt.release()
                 case NondeterminismError():
                     described = {"type": type(error).__name__, "message": error.message}
@@ -335,12 +393,20 @@ class Executor:
                 case Exception():
                     await attempt.end(runs.Ending(type=EventType.RUN_FAILED, error=self._app.codec.describe_error(error)))
         except (AttemptOver, StoreError) as failure:
-            log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure)
+            named = about(attempt.run_id, attempt.fence)
+            log.warning("run %s: attempt %d could not record its end: %s", attempt.run_id, attempt.fence, failure, extra=named)
             if isinstance(error, Exception):
                 failure.add_note(f"This attempt would have ended with {type(error).__name__}: {error}")
                 error = failure
         attempt.stop(error if isinstance(error, DurableError) else AttemptOver(f"run {attempt.run_id}: the attempt has ended"))
         return error
+
+
+def _why_held_back(error: BaseException) -> str | None:
+    """What the head says of an attempt that gave its run back; None if it was only stopped."""
+    if not isinstance(error, Exception):
+        return None
+    return f"{type(error).__name__}: {error}" if isinstance(error, DurableError) else type(error).__name__  # a message of others could hold values
 
 
 def _from_thread(emit: Callable[[Any], None] | None) -> Callable[[Any], None] | None:

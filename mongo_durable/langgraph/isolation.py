@@ -23,7 +23,7 @@ from mongo_durable.engine.attempt import Pending
 from mongo_durable.errors import DurableError
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import DurableSignal, is_marker, marker
-from mongo_durable.langgraph.questions import native_interrupts, question_entry
+from mongo_durable.langgraph.questions import delivered, native_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Root, Scope, Session, enter_root
 
 
@@ -89,7 +89,7 @@ class _Isolation:
             raise DurableSignal(error) from None
         self._open = native_interrupts(snapshot)
         answers = {
-            each.id: self._codec.decode(attempt.answers[self.root.native[each.id]])
+            each.id: delivered(self._codec, attempt.answers[self.root.native[each.id]])
             for each in self._open
             if not is_marker(each.id) and self.root.native[each.id] in attempt.answers
         }

@@ -2,16 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import jsonschema
+from jsonschema.validators import validator_for
+from langgraph import types
 from langgraph.types import Interrupt
 from pydantic import TypeAdapter
 
+from mongo_durable.errors import ConfigurationError, InterruptExpired
 from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.scope import current_session
 from mongo_durable.protocol.events import ActivityKind
-from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_entry
 from mongo_durable.protocol.identity import Position
 from mongo_durable.store.documents import StoredFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The value of an interrupt that `App.interrupt` made: a named question, with what is to happen if nobody answers it.
+
+    Attributes:
+        expires_in: How long it waits, or None.
+        default: The answer after that time, or UNANSWERED.
+    """
+
+    name: str
+    value: Any
+    response_schema: Any
+    expires_in: timedelta | None
+    default: Any
+
+
+def ask(name: str, value: Any, response_schema: Any, expires_in: timedelta | None, default: Any) -> Any:
+    """Interrupt, and return the answer. See `App.interrupt`."""
+    schema = json_schema(response_schema)
+    if default is not UNANSWERED and expires_in is None:
+        raise ConfigurationError(f"the question {name!r} has a default, but no deadline: give expires_in=")
+    if expires_in is not None and expires_in <= timedelta():
+        raise ConfigurationError(f"the question {name!r} has a deadline that has passed already")
+    if default is not UNANSWERED and schema is not None:
+        faults = [fault.message for fault in validator_for(schema, default=jsonschema.Draft202012Validator)(schema).iter_errors(default)]
+        if faults:
+            raise ConfigurationError(f"the default of the question {name!r} does not fit its schema: {faults[0]}")
+    if current_session() is None:
+        return types.interrupt(value)  # plain LangGraph: whoever resumes the thread answers, and nobody watches a deadline
+    answer = types.interrupt(Asked(name, value, schema, expires_in, default))
+    if answer is UNANSWERED:
+        raise InterruptExpired(f"nobody answered {name!r} within {expires_in}")
+    return answer
 
 
 def native_interrupts(snapshot: Any) -> list[Interrupt]:
@@ -35,10 +77,29 @@ def question_entry(run_id: str, codec: Codec, position: Position, name: str, int
     Raises:
         NotJsonSafe: Its value cannot be stored.
     """
-    schema = interrupt.response_schema
-    if schema is not None and not isinstance(schema, dict):
-        schema = TypeAdapter(schema).json_schema()
-    return frontier_entry(run_id, position, ActivityKind.INTERRUPT, name, codec.encode(interrupt.value), codec.encode(schema))
+    asked = interrupt.value
+    if not isinstance(asked, Asked):
+        asked = Asked(name, interrupt.value, interrupt.response_schema, None, UNANSWERED)
+    return frontier_entry(
+        run_id,
+        position,
+        ActivityKind.INTERRUPT,
+        asked.name,
+        codec.encode(asked.value),
+        codec.encode(json_schema(asked.response_schema)),
+        expires_in=asked.expires_in,
+        default=asked.default if asked.default is UNANSWERED else codec.encode(asked.default),
+    )
+
+
+def json_schema(schema: Any) -> dict[str, Any] | None:
+    """A JSON Schema, from one or from a type that Pydantic knows."""
+    return schema if schema is None or isinstance(schema, dict) else TypeAdapter(schema).json_schema()
+
+
+def delivered(codec: Codec, answer: Any) -> Any:
+    """A recorded answer as the code gets it; UNANSWERED as it is, for `App.interrupt` to raise."""
+    return answer if answer is UNANSWERED else codec.decode(answer)
 
 
 def public_interrupts(codec: Codec, frontier: StoredFrontier) -> list[Interrupt]:

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage
@@ -299,13 +300,14 @@ class InterruptWatch(GraphCallbackHandler):
 
 
 class Session:
-    """What all bodies of one attempt share: who is running, and which activities pend at rest."""
+    """What all bodies of one attempt share: who is running, which activities pend at rest, and which timers have still to fire."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.root = Root(attempt)
         self.watch = InterruptWatch()
         self.pending: dict[Position, Pending] = {}
+        self.timers: dict[Position, datetime] = {}
         self._running = 0
         self._changed = threading.Condition()
         self._settled = asyncio.Event()

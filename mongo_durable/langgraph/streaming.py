@@ -69,6 +69,13 @@ class StreamRequest:
             elif mode == "updates":
                 yield self.shape((), mode, question)
 
+    def of_result(self, result: Any) -> Iterator[Any]:
+        """What a stream shows of a run that another process brought to its rest."""
+        if isinstance(result, dict) and _INTERRUPT in result:
+            yield from self.at_rest(result)
+        elif "values" in self.modes:
+            yield self.shape((), "values", result)
+
 
 class StreamFilter:
     """What of one attempt's native chunks the caller gets."""

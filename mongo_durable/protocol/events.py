@@ -42,6 +42,7 @@ class ActivityKind(StrEnum):
     TOOL = "TOOL"
     INTERRUPT = "INTERRUPT"
     ACTIVITY = "ACTIVITY"
+    TIMER = "TIMER"
 
 
 class RunStatus(StrEnum):
@@ -95,11 +96,13 @@ class Event:
             run.submitted: workflow {name, version}, thread_id, turn
             attempt.started: owner, attempt, code_version
             activity.started: is_overlapped; of a model call also parts {like, same, then}: see `protocol.parts`
-            activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest}]
-            activities.resolved, frontier.expired: generation, answers {activity_id: plain value}
+            activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest, expires_at}]
+            activities.resolved: generation, answers {activity_id: plain value}
+            frontier.expired: generation, answers of those past their deadline, unanswered [activity_id] of those of them that have no default
             step.committed: step, activities, digest
             run.diverged: position, expected, found
             run.cancelled: reason
+            activity.started of a TIMER: until
     """
 
     run_id: str

@@ -93,6 +93,8 @@ def _readdressed(events: Iterable[Event], run_id: str) -> list[Event]:
             data["digest"] = digest([[entry["activity_id"], entry["digest"]] for entry in data["entries"]])
         elif "answers" in data:
             data["answers"] = {new_ids[each]: answer for each, answer in data["answers"].items()}
+            if "unanswered" in data:
+                data["unanswered"] = [new_ids[each] for each in data["unanswered"]]
         own_id = activity_id(run_id, event.position) if event.position is not None else None
         addressed.append(replace(event, run_id=run_id, seq=seq, activity_id=own_id, data=data))
     return addressed

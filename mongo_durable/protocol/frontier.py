@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any
 
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.identity import Position, activity_id
+
+
+class Unanswered(Enum):
+    """Stands where an answer would: the deadline has passed, and the question has no default."""
+
+    UNANSWERED = "unanswered"
+
+
+UNANSWERED = Unanswered.UNANSWERED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +30,9 @@ class FrontierEntry:
         value: The question, as a plain value.
         response_schema: JSON Schema that the answer must fit, or None for any value.
         digest: Of kind, name and value: what a replay compares, and what a reviewer pins.
+        expires_in: How long it waits for its answer, from its suspension; None: for ever.
+        expires_at: When that is over, by the server's clock; known once it is stored.
+        default: The answer that it then gets (plain value); UNANSWERED: none, whoever asks hears so.
     """
 
     activity_id: str
@@ -28,10 +42,21 @@ class FrontierEntry:
     value: Any
     response_schema: Mapping[str, Any] | None
     digest: str
+    expires_in: timedelta | None = None
+    expires_at: datetime | None = None
+    default: Any = UNANSWERED
 
 
 def frontier_entry(
-    run_id: str, position: Position, kind: ActivityKind, name: str, value: Any, response_schema: Mapping[str, Any] | None = None
+    run_id: str,
+    position: Position,
+    kind: ActivityKind,
+    name: str,
+    value: Any,
+    response_schema: Mapping[str, Any] | None = None,
+    *,
+    expires_in: timedelta | None = None,
+    default: Any = UNANSWERED,
 ) -> FrontierEntry:
     """The entry for the activity at `position`, with its id and digest."""
     return FrontierEntry(
@@ -42,6 +67,8 @@ def frontier_entry(
         value=value,
         response_schema=response_schema,
         digest=digest([str(kind), name, value]),
+        expires_in=expires_in,
+        default=default,
     )
 
 

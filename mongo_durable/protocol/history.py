@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.events import ENDS, OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
+from mongo_durable.protocol.frontier import UNANSWERED
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryEntry, MemoryRole
 from mongo_durable.protocol.parts import unpack
@@ -25,6 +27,7 @@ class RecordedActivity:
     Attributes:
         started_seq: Of its last `activity.started`: one for each time its body was let run on.
         started_fence: The attempt that wrote it.
+        until: Of a timer: when it fires.
         outcome: Its terminal event, or None.
         parts: Short digests of the messages of a model call.
     """
@@ -37,6 +40,7 @@ class RecordedActivity:
     started_fence: int
     outcome: Event | None = None
     parts: tuple[str, ...] = ()
+    until: datetime | None = None
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class RecordedFrontier:
         activity_ids: Of the entries, by position.
         names: Of the entries, by activity id.
         answers: By activity id; None until resolved or expired.
+        expires_at: Deadline of each entry that has one, by activity id.
+        unanswered: Entries of an expired frontier that got no answer, and never will. Those that are neither here nor answered are asked again.
     """
 
     generation: int
@@ -57,6 +63,22 @@ class RecordedFrontier:
     names: dict[str, str]
     status: FrontierStatus = FrontierStatus.OPEN
     answers: Mapping[str, Any] | None = None
+    expires_at: dict[str, datetime] = field(default_factory=dict)
+    unanswered: frozenset[str] = frozenset()
+
+    def answer(self, position: Position) -> Any:
+        """The answer of the entry at `position`, or UNANSWERED.
+
+        Raises:
+            KeyError: There is none: it was not due when the frontier expired.
+        """
+        activity_id = self.activity_ids[position]
+        return UNANSWERED if activity_id in self.unanswered else (self.answers or {})[activity_id]
+
+    def is_closed(self, position: Position) -> bool:
+        """Whether the question at `position` has been answered, or never will be."""
+        activity_id = self.activity_ids[position]
+        return activity_id in self.unanswered or activity_id in (self.answers or {})
 
 
 @dataclass(slots=True)
@@ -91,6 +113,8 @@ class History:
     retried_seq: int = 0
     code_versions: dict[int, str | None] = field(default_factory=dict)
     last_model_call: RecordedActivity | None = None
+    # How many attempts in a row have recorded nothing that lasts; the running one counts.
+    fruitless_attempts: int = 0
     # What the next transaction that suspends or ends has to save: entries since the last suspension.
     unsaved: list[MemoryEntry] = field(default_factory=list)
 
@@ -119,11 +143,14 @@ class History:
             self.fence = event.fence
             self.code_versions[event.fence] = event.data.get("code_version")
             self.attempts += 1
+            self.fruitless_attempts += 1
             self.status = RunStatus.RUNNING
         else:
             if event.fence != self.fence:
                 raise self._corrupt(event, f"fence {event.fence} after fence {self.fence}")
             self._take(event)
+            if event.type is not EventType.ACTIVITY_STARTED:
+                self.fruitless_attempts = 0
         self.seq = event.seq
 
     def _take(self, event: Event) -> None:
@@ -168,6 +195,7 @@ class History:
             known.started_seq, known.started_fence = event.seq, event.fence
             return
         recorded = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence)
+        recorded.until = event.data.get("until")
         self.activities[position.text] = recorded
         if (stored := event.data.get("parts")) is not None:
             like = self.activities.get(stored["like"])
@@ -202,6 +230,7 @@ class History:
                 entries={position: entry["digest"] for position, entry in entries.items()},
                 activity_ids={position: entry["activity_id"] for position, entry in entries.items()},
                 names={entry["activity_id"]: entry["name"] for entry in entries.values()},
+                expires_at={entry["activity_id"]: entry["expires_at"] for entry in entries.values() if entry.get("expires_at") is not None},
             )
         )
         self.status = RunStatus.SUSPENDED
@@ -211,8 +240,11 @@ class History:
         self._expect(event, self.status is RunStatus.SUSPENDED, f"answers for a run that is {self.status}")
         frontier = self.frontiers[-1]
         self._expect(event, event.data["generation"] == frontier.generation, "answers for another generation")
-        self._expect(event, set(event.data["answers"]) == set(frontier.activity_ids.values()), "answers for other questions than the frontier's")
-        frontier.answers = event.data["answers"]
+        asked, unanswered = set(frontier.activity_ids.values()), frozenset(event.data.get("unanswered", ()))
+        closed = event.data["answers"].keys() | unanswered
+        is_fitting = closed == asked if event.type is EventType.ACTIVITIES_RESOLVED else bool(closed) and closed <= asked
+        self._expect(event, is_fitting, "answers for other questions than the frontier's")
+        frontier.answers, frontier.unanswered = event.data["answers"], unanswered
         frontier.status = FrontierStatus.RESOLVED if event.type is EventType.ACTIVITIES_RESOLVED else FrontierStatus.EXPIRED
         self.status = RunStatus.READY
         if event.type is EventType.ACTIVITIES_RESOLVED:
@@ -224,8 +256,9 @@ class History:
         self._expect(event, not self.status.is_end, f"end of a run that is {self.status}")
         self.unsaved.clear()
         if self.status is RunStatus.SUSPENDED:
-            self._expect(event, event.type is EventType.RUN_CANCELLED, "a suspended run can only be cancelled")
-            self.frontiers[-1].status = FrontierStatus.CANCELLED
+            closed_as = {EventType.RUN_CANCELLED: FrontierStatus.CANCELLED, EventType.RUN_FAILED: FrontierStatus.EXPIRED}
+            self._expect(event, event.type in closed_as, "a suspended run can only be cancelled, or fail at its deadline")
+            self.frontiers[-1].status = closed_as[event.type]
         self.status = RunStatus(event.type.value.removeprefix("run."))
         self.end = event
 

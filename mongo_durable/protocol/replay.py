@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from mongo_durable.errors import NondeterminismError
@@ -113,8 +114,10 @@ def decide_start(
     if suspended is None or suspended.seq < recorded.started_seq:
         return DecideUnknown(position.inside(f"?{asked + 1}"), is_retried=history.retried_seq > recorded.started_seq)
     for entry in _entries_inside(suspended, position):
-        if _is_verdict(position, entry) and suspended.answers is not None:
-            verdict = suspended.answers[suspended.activity_ids[entry]]
+        if _is_verdict(position, entry):
+            if not suspended.is_closed(entry):
+                return DecideUnknown(entry)  # the frontier expired for another question's sake: this one is asked again
+            verdict = suspended.answer(entry)
             if isinstance(verdict, Mapping) and verdict.get("verdict") == "fail" and history.retried_seq > suspended.seq:
                 return DecideUnknown(position.inside(f"?{asked + 1}"), is_retried=True)
             return TakeVerdict(verdict)
@@ -197,7 +200,10 @@ class OpenFrontier:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeFrontier:
-    """The next recorded frontier is this one: each answer goes to its interrupt, by position."""
+    """The next recorded frontier is this one: each answer goes to its interrupt, by position.
+
+    Of an expired frontier only what was due has an answer (or UNANSWERED); the rest pends on.
+    """
 
     answers: Mapping[Position, Any]
 
@@ -225,15 +231,52 @@ def match_frontier(history: History, consumed: int, found: Mapping[Position, str
             expected={"generation": recorded.generation, "positions": sorted(position.text for position in recorded.entries)},
             found={"positions": sorted(position.text for position in found)},
         )
-    answers = recorded.answers
-    if answers is None:
+    if recorded.answers is None:
         raise NondeterminismError(
             f"frontier {recorded.generation} has no answers yet, but an attempt runs",
             position=next(iter(recorded.entries)).text,
             expected="a resolved or expired frontier",
             found="an open one",
         )
-    return ConsumeFrontier({position: answers[recorded.activity_ids[position]] for position in recorded.entries})
+    return ConsumeFrontier({position: recorded.answer(position) for position in recorded.entries if recorded.is_closed(position)})
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """The timer is new: it is to be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTimer:
+    """The timer is to fire at `until`; where `is_held`, not before the replay has passed the next recorded frontier."""
+
+    until: datetime
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The timer has fired, and that is recorded."""
+
+
+def decide_timer(history: History, position: Position, name: str, input_digest: str, *, consumed: int) -> SetTimer | AwaitTimer | TimerFired:
+    """What to do with the timer that the code reached at `position`.
+
+    A timer that had not fired when a recorded frontier opened does not fire before the replay has passed that frontier: the code behind it could
+    ask something, and the frontier would not match (I8).
+
+    Raises:
+        NondeterminismError: The history has another kind, name or input there.
+    """
+    recorded = history.activities.get(position.text)
+    if recorded is None:
+        return SetTimer()
+    if (recorded.kind, recorded.name, recorded.input_digest) != (ActivityKind.TIMER, name, input_digest) or recorded.until is None:
+        raise _another_activity(history, recorded, ActivityKind.TIMER, name, input_digest, ())
+    following = history.frontiers[consumed] if consumed < len(history.frontiers) else None
+    if following is not None and recorded.started_seq < following.seq and (recorded.outcome is None or recorded.outcome.seq > following.seq):
+        return AwaitTimer(recorded.until, is_held=True)
+    return TimerFired() if recorded.outcome is not None else AwaitTimer(recorded.until, is_held=False)
 
 
 def step_digest(positions: Iterable[str]) -> str:

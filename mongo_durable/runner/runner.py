@@ -9,25 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import signal
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
+from mongo_durable.engine.resolving import expire
 from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, RunNotClaimable, Superseded
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
-from mongo_durable.store import claims
+from mongo_durable.runner.fleet import Fleet
+from mongo_durable.store import claims, deadlines, runs
 from mongo_durable.store.connection import Endpoint
 from mongo_durable.store.wakeups import Listener, RunChange
+from mongo_durable.telemetry import about
 
 log = logging.getLogger(__name__)
 
 _CLAIMABLE = frozenset({RunStatus.PENDING.value, RunStatus.READY.value})
 _LONGEST_PAUSE_S = 60.0
+_DUE_AT_ONCE = 100
 
 
 class Runner:
@@ -36,6 +42,7 @@ class Runner:
     Args:
         apps: All in the same database; each serves its own workflow and version.
         concurrency: How many attempts this process executes at once.
+        workflow_concurrency: How many of them may be of one workflow, by its name; for all others `concurrency` alone counts.
         lease: How long this process may be silent before others take its runs over.
         sweep_interval: How often it looks for work that no hint told of, and for dead processes.
     """
@@ -45,6 +52,7 @@ class Runner:
         apps: Sequence[App],
         *,
         concurrency: int = 10,
+        workflow_concurrency: Mapping[str, int] | None = None,
         lease: timedelta = DEFAULT_LEASE,
         sweep_interval: timedelta | None = None,
     ) -> None:
@@ -61,6 +69,11 @@ class Runner:
         # A connection and an identity of its own: calls that the application makes on its apps outlive the runner.
         self._endpoint = Endpoint(first.uri, first.database, first.client)
         self._concurrency = concurrency
+        self._workflow_concurrency = dict(workflow_concurrency or {})
+        if unknown := self._workflow_concurrency.keys() - {app.name for app in apps}:
+            raise ConfigurationError(f"workflow_concurrency names workflows that this runner does not serve: {', '.join(sorted(unknown))}")
+        if any(most < 1 for most in self._workflow_concurrency.values()):
+            raise ConfigurationError("workflow_concurrency is at least 1 for each workflow")
         self._lease = lease
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
         self.process: Process | None = None
@@ -68,6 +81,19 @@ class Runner:
         self._dispatcher: asyncio.Task[None] | None = None
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, tuple[float, float]] = {}
+        self._workflows: dict[str, str] = {}
+        """Workflow of each running attempt, where it was known when it was started."""
+        self._candidates: dict[str, asyncio.TimerHandle] = {}
+        """Runs that are left to other runners for a moment."""
+        self._fleet = Fleet("")
+        self._dead: list[str] = []
+        self._sweep_at = 0.0
+        self._due_at = math.inf
+        self._is_to_look = False
+        self._is_crowded = False
+        """There was more to claim than room, or a limit had no place left: whatever ends makes it worth to look."""
+        self._server_offset = datetime.min.replace(tzinfo=UTC)
+        """The server's time at zero of this process's monotonic clock."""
         self._is_draining = False
         self._listener: Listener | None = None
 
@@ -91,18 +117,27 @@ class Runner:
         """
         for app in self._apps.values():
             app.graph()
-        self.process = Process(self._endpoint, self._lease)
-        await self.process.lease()
+        self.process = Process(self._endpoint, self._lease, list(self._apps))
+        lease = await self.process.lease()
+        self._fleet = Fleet(lease.owner)
+        self._sweep_at = 0.0
         self._is_draining = False
         self._dispatcher = asyncio.create_task(self._dispatch(self.process), name="mongo_durable-runner")
 
     async def stop(self, grace: timedelta = timedelta(seconds=10)) -> bool:
-        """Claim nothing more; let running attempts end; release those that do not in time, so that others go on with them.
+        """Claim nothing more; let each running attempt stop before its next effect, or end; release those that do neither in time.
+
+        Others can go on at once with every run that was given back.
 
         Returns:
-            Whether every attempt came to its end by itself.
+            Whether every attempt stopped by itself.
         """
         self._is_draining = True
+        for run_id in list(self._candidates):
+            self._forget(run_id)
+        for attempt in self.process.running.values() if self.process is not None else ():
+            if attempt is not None:
+                attempt.drain()
         if self._dispatcher is not None:
             self._dispatcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,87 +174,173 @@ class Runner:
         """Wait for hints and for time to pass, and start what can go on."""
         async with process.wakeups.listen() as listener:
             self._listener = listener
-            swept = 0.0
             while not self._is_draining:  # not by the cancellation alone: the driver can turn one into an error of its own
-                due = swept + self._sweep_interval - time.monotonic()
-                changes = await listener.wait(max(due, 0.0)) if due > 0 else None
+                now = time.monotonic()
                 try:
-                    if changes is None:
+                    if now >= self._sweep_at:
                         await self._sweep(process)
-                        swept = time.monotonic()
-                    else:
-                        await self._follow(process, changes)
+                    elif self._is_to_look or now >= self._due_at:
+                        await self._look(process)
                 except DurableError as error:
                     # The database is away or refuses: nothing is lost, the next sweep finds everything.
                     log.warning("runner could not look for work: %s", error)
-                    swept = time.monotonic()
+                    self._sweep_at, self._due_at, self._is_to_look = now + self._sweep_interval, math.inf, False
+                changes = await listener.wait(max(min(self._sweep_at, self._due_at) - time.monotonic(), 0.0))
+                if changes is not None:
+                    self._follow(process, changes)
+                elif time.monotonic() < min(self._sweep_at, self._due_at):
+                    self._sweep_at = 0.0  # the stream is new, or was broken: look at everything
 
-    async def _follow(self, process: Process, changes: Sequence[RunChange]) -> None:
+    def _follow(self, process: Process, changes: Sequence[RunChange]) -> None:
         for change in changes:
             attempt = process.running.get(change.run_id)
             if attempt is not None and change.fence is not None and change.fence > attempt.fence:
                 attempt.stop(Superseded(f"run {change.run_id}: another process has taken the run over", run_id=change.run_id))
-            elif change.status in _CLAIMABLE and self._room() and change.run_id not in process.running:
-                self._launch(process, change.run_id, [])
+                task = self._attempts.get(change.run_id)
+                if task is not None:
+                    task.cancel()  # what it still does would be refused
+                continue
+            if change.status is not None and change.status not in _CLAIMABLE:
+                self._forget(change.run_id)  # somebody has it
+                self._is_to_look |= self._is_crowded  # and a place of its limit may be free now
+            if change.deadline_at is not None:
+                self._due_at = min(self._due_at, self._moment(change.deadline_at))
+            moment = self._moment(change.available_at) if change.available_at is not None else 0.0
+            if moment > time.monotonic():
+                self._due_at = min(self._due_at, moment)
+            elif change.status in _CLAIMABLE:
+                self._is_to_look |= bool(self._workflow_concurrency)  # the hint does not say of which workflow it is
+                if not self._workflow_concurrency:
+                    self._consider(process, change.run_id, [], self._fleet.turn_s(change.run_id))
+
+    def _moment(self, due: datetime) -> float:
+        """A time of the server's clock on ours; the two are as far apart as they were at the last sweep."""
+        return (due - self._server_offset).total_seconds()
 
     async def _sweep(self, process: Process) -> None:
-        """Everything that can go on, by status alone (I9)."""
+        """Everything that can go on or is due, by status alone (I9)."""
         now = time.monotonic()
         self._not_before = {run_id: each for run_id, each in self._not_before.items() if each[0] + _LONGEST_PAUSE_S > now}
         lease = await process.lease()
-        dead = await claims.dead_owners(process.connection)
+        self._server_offset = await deadlines.server_time(process.connection) - timedelta(seconds=time.monotonic())
+        self._dead = await claims.dead_owners(process.connection)
+        self._fleet = Fleet(lease.owner, await claims.live_runners(process.connection))
         for run_id in await claims.cancelled_runs(process.connection, lease.owner):
             attempt = process.running.get(run_id)
             if attempt is not None:
                 attempt.cancel()
+        self._sweep_at = now + self._sweep_interval * random.uniform(0.9, 1.0)  # so that a fleet does not sweep in step
+        await self._look(process)
+
+    async def _look(self, process: Process) -> None:
+        """What is due by the server's clock, and what can be claimed by this process."""
+        self._is_to_look = False
+        self._due_at = math.inf
+        connection = process.connection
+        await self._meet_deadlines(process)
         room = self._room()
-        if not room:
-            return
-        found = await claims.claimable(process.connection, list(self._apps), lease.owner, list(process.running), dead, room)
-        random.shuffle(found)  # so that idle runners do not all try the same one
-        for each in found:
-            if each.run_id not in process.running:
-                self._launch(process, each.run_id, [*dead, lease.owner])
+        if room > 0:
+            lease = await process.lease()
+            full = await claims.full_limits(connection)
+            known = [*process.running, *self._candidates]
+            found = await claims.claimable(connection, list(self._served()), lease.owner, known, self._dead, room, full=full)
+            self._is_crowded = bool(full) or len(found) >= room
+            for each in found:
+                workflow = (each.workflow, each.version)
+                self._consider(process, each.run_id, [*self._dead, lease.owner], self._fleet.turn_s(each.run_id, workflow), each.workflow)
+        else:
+            self._is_crowded = True
+        wait = await deadlines.next_due(connection)
+        if wait is not None:
+            self._due_at = min(self._due_at, time.monotonic() + wait.total_seconds())
+
+    async def _meet_deadlines(self, process: Process) -> None:
+        """Expire frontiers and fail runs that are past their deadline. Any number of processes may try: one succeeds."""
+        lease = await process.lease()
+        for run_id in await deadlines.expired_suspensions(process.connection, _DUE_AT_ONCE):
+            if await expire(process.connection, run_id):
+                log.info("run %s: its frontier has expired", run_id, extra=about(run_id))
+        for run_id in await deadlines.overdue_runs(process.connection, _DUE_AT_ONCE):
+            if await runs.end_past_deadline(process.connection, run_id, lease.owner):
+                log.info("run %s: failed at its deadline", run_id, extra=about(run_id))
 
     def _room(self) -> int:
         """How many more attempts may be started now."""
         return 0 if self._is_draining else self._concurrency - len(self._attempts)
 
-    def _launch(self, process: Process, run_id: str, takeable_owners: Sequence[str]) -> None:
+    def _served(self) -> dict[tuple[str, str], str]:
+        """The workflows of which another attempt may be started now, with their code versions."""
+        busy = Counter(self._workflows.values())
+        return {
+            workflow: app.code_version
+            for workflow, app in self._apps.items()
+            if busy[app.name] < self._workflow_concurrency.get(app.name, self._concurrency)
+        }
+
+    def _consider(self, process: Process, run_id: str, takeable_owners: Sequence[str], turn_s: float, workflow: str | None = None) -> None:
+        """Try to claim a run when it is this runner's turn."""
         not_before, _ = self._not_before.get(run_id, (0.0, 0.0))
-        if time.monotonic() < not_before:
+        if run_id in process.running or run_id in self._candidates or time.monotonic() < not_before:
             return
+
+        def try_it() -> None:
+            self._candidates.pop(run_id, None)
+            if self._room() > 0 and run_id not in process.running and (workflow is None or self._has_room_for(workflow)):
+                self._launch(process, run_id, takeable_owners, workflow)
+            else:
+                self._is_crowded = True
+
+        if turn_s > 0:
+            self._candidates[run_id] = asyncio.get_running_loop().call_later(turn_s, try_it)
+        else:
+            try_it()
+
+    def _has_room_for(self, workflow: str) -> bool:
+        return any(name == workflow for name, _ in self._served())
+
+    def _forget(self, run_id: str) -> None:
+        candidate = self._candidates.pop(run_id, None)
+        if candidate is not None:
+            candidate.cancel()
+
+    def _launch(self, process: Process, run_id: str, takeable_owners: Sequence[str], workflow: str | None) -> None:
         process.running[run_id] = None
+        if workflow is not None:
+            self._workflows[run_id] = workflow
         task = asyncio.create_task(self._attempt(process, run_id, takeable_owners), name=f"mongo_durable-attempt-{run_id}")
         self._attempts[run_id] = task
         task.add_done_callback(lambda _: self._finished(process, run_id))
 
     def _finished(self, process: Process, run_id: str) -> None:
         self._attempts.pop(run_id, None)
+        self._workflows.pop(run_id, None)
         process.running.pop(run_id, None)
-        if self._listener is not None and not self._is_draining:
-            self._listener.tell(None)  # there is room: look for what had to wait
+        if self._listener is not None and not self._is_draining and self._is_crowded:
+            self._is_to_look = True  # there is room: look for what had to wait
+            self._listener.wake()
 
     async def _attempt(self, process: Process, run_id: str, takeable_owners: Sequence[str]) -> None:
+        fence: int | None = None
         try:
             lease = await process.lease()
             served = {workflow: app.code_version for workflow, app in self._apps.items()}
             claimed = await claims.claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=takeable_owners)
             app = self._apps[(claimed.head.workflow, claimed.head.version)]
-            log.info("run %s: attempt %d begins", run_id, claimed.head.fence)
+            fence = claimed.head.fence
+            log.info("run %s: attempt %d begins", run_id, fence, extra=about(run_id, fence))
             await app.execute(process, claimed)
             self._not_before.pop(run_id, None)
         except RunNotClaimable:
-            log.debug("run %s was taken by another", run_id)
+            log.debug("run %s was taken by another", run_id, extra=about(run_id))
         except AttemptOver as over:
-            log.info("run %s: %s", run_id, over)
+            log.info("run %s: %s", run_id, over, extra=about(run_id, fence))
         except DurableError as error:
             self._back_off(run_id)
-            log.warning("run %s: the attempt ended without a rest: %s", run_id, error)
+            log.warning("run %s: the attempt ended without a rest: %s", run_id, error, extra=about(run_id, fence))
         except Exception:
             # What is not known here must not stop the runner; the app has given the run back.
             self._back_off(run_id)
-            log.exception("run %s: the attempt failed in a way that is not expected", run_id)
+            log.exception("run %s: the attempt failed in a way that is not expected", run_id, extra=about(run_id, fence))
 
     def _back_off(self, run_id: str) -> None:
         _, pause = self._not_before.get(run_id, (0.0, 0.5))

@@ -38,6 +38,7 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import BulkWriteError, ExecutionTimeout, NetworkTimeout, PyMongoError
 
+from mongo_durable import telemetry
 from mongo_durable.errors import AttemptOver, CorruptHistory, DurableError, PayloadTooLarge, StoreError, StoreUnavailable, Superseded
 from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
@@ -293,6 +294,7 @@ class Appender:
         await reach(FailPoint.APPEND_BEFORE)
         with pymongo.timeout(self._deadline_s):
             await self._events.insert_many([entry.document for entry in entries], ordered=is_ordered)
+        telemetry.measure("append.batch", len(entries), unit="1")
         await reach(FailPoint.APPEND_AFTER)
 
     async def _send(self, batch: list[_Entry]) -> tuple[list[_Entry], bool]:

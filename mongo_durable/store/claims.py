@@ -10,6 +10,7 @@ dead; a heartbeat cannot revive one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 from mongo_durable.errors import RunNotClaimable
 from mongo_durable.protocol.events import ENDS, Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, event_document, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, event_document, head_from
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import Lost, last_event, move_head
@@ -74,18 +75,26 @@ async def claim(
     Invariants: I1, I2.
     """
     attempt = ObjectId()
-    takeable: list[dict[str, Any]] = [_WAITING]
+    takeable: list[dict[str, Any]] = [_DUE]
     if is_forced:
         takeable = [{"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.RUNNING.value]}}]
     elif dead_owners:
         takeable.append({"status": RunStatus.RUNNING.value, "owner": {"$in": list(dead_owners)}})
-    change = {"status": RunStatus.RUNNING.value, "fence": {"$add": ["$fence", 1]}, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
+    is_crashed = {"$and": [{"$eq": ["$status", RunStatus.RUNNING.value]}, not is_forced]}
+    change = {
+        "status": RunStatus.RUNNING.value,
+        "fence": {"$add": ["$fence", 1]},
+        "owner": owner,
+        "attempt": attempt,
+        "claimed_at": "$$NOW",
+        "crashes": {"$cond": [is_crashed, {"$add": [{"$ifNull": ["$crashes", 0]}, 1]}, 0]},
+    }
     expected: dict[str, Any] = {"_id": run_id, "$or": takeable, **_READABLE}
     if workflows is not None:
         expected = {"$and": [expected, _served(list(workflows))]}
     await reach(FailPoint.CLAIM_HEAD_BEFORE)
     try:
-        head = head_from(await move_head(connection, None, expected, change))
+        head = head_from(await _take(connection, expected, change, is_forced=is_forced))
     except Lost:
         raise RunNotClaimable(f"run {run_id} cannot be claimed now", run_id=run_id) from None
     await reach(FailPoint.CLAIM_HEAD_AFTER)
@@ -98,6 +107,32 @@ async def claim(
         raise RunNotClaimable(f"run {run_id} was claimed by another process at the same time", run_id=run_id) from None
     await reach(FailPoint.CLAIM_EVENT_AFTER)
     return Claim(head=head, owner=owner, attempt=attempt, seq=seq)
+
+
+async def _take(connection: Connection, expected: Mapping[str, Any], change: Mapping[str, Any], *, is_forced: bool) -> Document:
+    """Move the head, and take a place of its limit with it, if it has one and holds none yet.
+
+    Raises:
+        Lost: No head matched, or every place is taken.
+    """
+    if is_forced:
+        return await move_head(connection, None, expected, change)
+    try:
+        return await move_head(connection, None, {"$and": [expected, _NEEDS_NO_PLACE]}, change)
+    except Lost:
+        found = await connection.runs.find_one({"$and": [expected, {"limit": {"$ne": None}, "place": None}]}, {"limit": 1})
+        if found is None:
+            raise
+    places = RunLimit(**found["limit"]).places
+    taken = {each["place"] async for each in connection.runs.find({"place": {"$in": places}}, {"place": 1})}
+    for place in places:
+        if place in taken:
+            continue
+        try:
+            return await move_head(connection, None, {"$and": [expected, {"place": None}]}, {**change, "place": {"$literal": place}})
+        except DuplicateKeyError:
+            continue  # another run was faster
+    raise Lost
 
 
 async def _insert_started(connection: Connection, head: RunHead, data: Document) -> int:
@@ -197,6 +232,24 @@ async def dead_owners(connection: Connection) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRunner:
+    """A process that executes runs of the workflows `serves`, by name and version."""
+
+    owner: str
+    serves: frozenset[tuple[str, str]]
+
+
+@store_call
+async def live_runners(connection: Connection) -> list[LiveRunner]:
+    """Every runner whose lease is not over."""
+    live = {"state": "live", "serves": {"$type": "object"}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}}
+    return [
+        LiveRunner(owner=each["_id"], serves=frozenset((served["name"], served["version"]) for served in each["serves"]))
+        async for each in connection.runners.find(live, {"serves": 1})
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claimable:
     """A run that this process could try to claim."""
 
@@ -207,6 +260,9 @@ class Claimable:
 
 # A run that is queued on its thread is pending, but nobody's turn before the thread is free.
 _WAITING = {"status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value]}, "is_queued": {"$ne": True}}
+_DUE = {**_WAITING, "$expr": {"$lte": ["$available_at", "$$NOW"]}}
+
+_NEEDS_NO_PLACE = {"$or": [{"limit": None}, {"place": {"$ne": None}}]}
 
 # A newer release's run is left to processes that can read it.
 _READABLE = {"schema_version": {"$lte": SCHEMA_VERSION}}
@@ -224,20 +280,42 @@ async def cancelled_runs(connection: Connection, owner: str) -> list[str]:
 
 
 @store_call
+async def full_limits(connection: Connection) -> list[str]:
+    """Keys of limits of which every place is taken."""
+    held: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    async for each in connection.runs.find({"place": {"$type": "string"}}, {"limit": 1}):
+        limit = RunLimit(**each["limit"])
+        held[limit.key] += 1
+        most[limit.key] = max(most.get(limit.key, 0), limit.running)
+    return [key for key, count in held.items() if count >= most[key]]
+
+
+@store_call
 async def claimable(
-    connection: Connection, workflows: Sequence[tuple[str, str]], owner: str, known_runs: Collection[str], dead: Sequence[str], limit: int
+    connection: Connection,
+    workflows: Sequence[tuple[str, str]],
+    owner: str,
+    known_runs: Collection[str],
+    dead: Sequence[str],
+    limit: int,
+    *,
+    full: Sequence[str] = (),
 ) -> list[Claimable]:
-    """Runs of these (name, version) workflows that can go on, oldest first (I9: by status alone).
+    """Runs of these (name, version) workflows that can go on, the highest priority first, then the oldest (I9: by status alone).
 
     Args:
         known_runs: Runs that this process knows it executes; a run whose head names this process and that is not among them was claimed by a call
             whose reply was lost.
         dead: Owners whose runs may be taken.
+        full: Keys of limits that leave no place.
     """
     served = _served(workflows)
     shown = {"workflow": 1}
-    waiting = {**_WAITING, "$expr": {"$lte": ["$available_at", "$$NOW"]}, **served}
-    found = await connection.runs.find(waiting, shown).sort("available_at", 1).limit(limit).to_list(None)
+    waiting: dict[str, Any] = {**_DUE, **served}
+    if full:
+        waiting["limit.key"] = {"$nin": list(full)}
+    found = await connection.runs.find(waiting, shown).sort([("priority", -1), ("available_at", 1)]).limit(limit).to_list(None)
     orphaned = {"status": RunStatus.RUNNING.value, "owner": {"$in": [*dead, owner]}, "_id": {"$nin": list(known_runs)}, **served}
     found += await connection.runs.find(orphaned, shown).limit(limit).to_list(None)
     return [Claimable(run_id=each["_id"], workflow=each["workflow"]["name"], version=each["workflow"]["version"]) for each in found]

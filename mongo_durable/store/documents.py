@@ -9,9 +9,9 @@ from typing import Any
 
 from bson import ObjectId
 
-from mongo_durable.errors import SchemaVersionMismatch
+from mongo_durable.errors import ConfigurationError, SchemaVersionMismatch
 from mongo_durable.protocol.events import OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import FrontierEntry
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.identity import Position
 
 SCHEMA_VERSION = 1
@@ -132,6 +132,8 @@ def entry_document(entry: FrontierEntry, value: Any) -> Document:
         "value": value,
         "response_schema": dict(entry.response_schema) if entry.response_schema is not None else None,
         "digest": entry.digest,
+        "expires_at": entry.expires_at,
+        **({} if entry.default is UNANSWERED else {"default": entry.default}),
     }
 
 
@@ -145,6 +147,8 @@ def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
         value=value,
         response_schema=document["response_schema"],
         digest=document["digest"],
+        expires_at=document.get("expires_at"),
+        default=document.get("default", UNANSWERED),
     )
 
 
@@ -154,7 +158,7 @@ class StoredFrontier:
 
     Attributes:
         seq: Of its `activities.suspended` event.
-        opened_at, expires_at: The server's clock; no `expires_at` means that it waits for ever.
+        opened_at, expires_at: The server's clock. It expires at the earliest deadline of its entries; None: it waits for ever.
         digest: Over all entries: what a reviewer pins.
     """
 
@@ -203,6 +207,28 @@ def resolution_from(document: Mapping[str, Any]) -> Resolution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimit:
+    """At most `running` runs with this `key` are executed at once, on all machines together; further ones wait their turn.
+
+    Attributes:
+        key: What is to be limited, say a tenant.
+        running: From 1. A suspended run is not executed, so it takes no place.
+    """
+
+    key: str
+    running: int
+
+    def __post_init__(self) -> None:
+        if not self.key or self.running < 1:
+            raise ConfigurationError(f"a RunLimit needs a key and at least 1 running run, not {self.key!r} and {self.running}")
+
+    @property
+    def places(self) -> list[str]:
+        """The names of its places. A run that is executed holds one; the database lets nobody hold one twice."""
+        return [f"{self.key}#{number}" for number in range(self.running)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunHead:
     """The head of a run: its state between events.
 
@@ -214,6 +240,12 @@ class RunHead:
         base_thread, base_turn: The thread and turn whose committed state the run starts from; turn 0 means from nothing.
         input, output: As stored: a large one is a reference until `heads.get` brings it in.
         settings: The run's own configuration, the same in every attempt (plain value).
+        is_cancel_requested: It was marked to be stopped: by a person, or because its deadline has passed (is_past_deadline).
+        priority: Higher goes first.
+        available_at: When the run can go on by itself: not before this, if it waits; at its frontier's deadline, if it is suspended (None: never).
+        deadline_at: When it fails if it has not ended; None: never.
+        crashes: How many attempts in a row ended with the death of their process.
+        held_back: Why its last attempt gave it back without having executed it, or None.
     """
 
     run_id: str
@@ -235,6 +267,14 @@ class RunHead:
     error: Mapping[str, Any] | None
     is_cancel_requested: bool
     cancel_reason: str | None
+    is_past_deadline: bool
+    priority: int
+    available_at: datetime | None
+    deadline_at: datetime | None
+    limit: RunLimit | None
+    is_queued: bool
+    crashes: int
+    held_back: str | None
     submitted_at: datetime | None
     claimed_at: datetime | None
     ended_at: datetime | None
@@ -248,6 +288,7 @@ def head_from(document: Mapping[str, Any]) -> RunHead:
     """
     check_version(document)
     cancel = document.get("cancel")
+    limit = document.get("limit")
     return RunHead(
         run_id=document["_id"],
         status=RunStatus(document["status"]),
@@ -268,6 +309,14 @@ def head_from(document: Mapping[str, Any]) -> RunHead:
         error=document.get("error"),
         is_cancel_requested=cancel is not None,
         cancel_reason=cancel.get("reason") if cancel else None,
+        is_past_deadline=bool(cancel and cancel.get("is_deadline")),
+        priority=document.get("priority", 0),
+        available_at=document.get("available_at"),
+        deadline_at=document.get("deadline_at"),
+        limit=RunLimit(key=limit["key"], running=limit["running"]) if limit else None,
+        is_queued=bool(document.get("is_queued")),
+        crashes=document.get("crashes", 0),
+        held_back=document.get("held_back"),
         submitted_at=document.get("submitted_at"),
         claimed_at=document.get("claimed_at"),
         ended_at=document.get("ended_at"),

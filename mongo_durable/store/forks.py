@@ -67,13 +67,17 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
         "settings": origin.settings,
         "output": None,
         "error": None,
+        "priority": origin.priority,
+        **({"limit": {"key": origin.limit.key, "running": origin.limit.running}} if origin.limit is not None else {}),
         "forked_from": {"run_id": run_id, "at": at if isinstance(at, int) else at.text},
     }
 
     async def body(session: Session) -> Document:
         await connection.runs.insert_one({**document, "available_at": events[0].at, "submitted_at": events[0].at}, session=session)
         await reach(FailPoint.FORK_INSIDE)
-        head = await heads.move_head(connection, session, {"_id": new_run_id}, {"available_at": "$$NOW", "submitted_at": "$$NOW"})
+        # A question that is open at the fork's place waits for ever, whatever deadline it had.
+        available_at = None if history.status is RunStatus.SUSPENDED else "$$NOW"
+        head = await heads.move_head(connection, session, {"_id": new_run_id}, {"available_at": available_at, "submitted_at": "$$NOW"})
         thread = {"_id": new_run_id, "run_id": new_run_id, "schema_version": SCHEMA_VERSION, "active_run": new_run_id, "turn": 1, "committed_turn": 0}
         await connection.threads.insert_one(thread, session=session)
         if frontiers:
@@ -144,7 +148,13 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
                 "expires_at": origin["expires_at"] if generation in passed else None,
                 "digest": event.data["digest"],
                 "entries": [
-                    {**entry, "activity_id": ids[entry["position"]], "value": value} for entry, value in zip(origin["entries"], values, strict=True)
+                    {
+                        **entry,
+                        "activity_id": ids[entry["position"]],
+                        "value": value,
+                        "expires_at": entry.get("expires_at") if generation in passed else None,
+                    }
+                    for entry, value in zip(origin["entries"], values, strict=True)
                 ],
             }
         )

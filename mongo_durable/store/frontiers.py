@@ -6,11 +6,13 @@ After a suspension nothing but what the head serialises can write to the run, so
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
+from mongo_durable import telemetry
 from mongo_durable.errors import (
     CorruptHistory,
     FrontierExpired,
@@ -42,7 +44,7 @@ from mongo_durable.store.documents import (
 )
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import Lost, insert_event, move_head
+from mongo_durable.store.heads import NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
 
 
@@ -52,7 +54,6 @@ async def suspend(
     claimed: Claim,
     channel: Channel,
     entries: Sequence[FrontierEntry],
-    expires_in: timedelta | None = None,
     unsaved: Sequence[MemoryEntry] = (),
 ) -> StoredFrontier:
     """Suspend the run on the frontier given by `entries`, all of them or none. The channel must be drained.
@@ -86,36 +87,36 @@ async def suspend(
         "seq": channel.seq + 1,
         "fence": channel.fence,
         "attempt": claimed.attempt,
-        "entries": [entry_document(entry, value) for entry, value in zip(ordered, values, strict=True)],
         "digest": whole,
-        "expires_at": None,
-    }
-    data = {
-        "generation": generation,
-        "digest": whole,
-        "entries": [
-            {
-                "activity_id": entry.activity_id,
-                "position": entry.position.text,
-                "kind": entry.kind.value,
-                "name": entry.name,
-                "digest": entry.digest,
-            }
-            for entry in ordered
-        ],
     }
 
     async def body(session: Session) -> Document:
         expected = {"_id": run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
         moved = await move_head(
-            connection, session, expected, {"status": RunStatus.SUSPENDED.value, "generation": generation, "owner": None, "suspended_at": "$$NOW"}
+            connection,
+            session,
+            expected,
+            {
+                **NOT_RUNNING,
+                "status": RunStatus.SUSPENDED.value,
+                "generation": generation,
+                "suspended_at": "$$NOW",
+                "available_at": _earliest_deadline(ordered),
+                "troubles": 0,
+            },
         )
         await reach(FailPoint.SUSPEND_INSIDE)
         opened_at = moved["suspended_at"]  # the server's clock
-        expires_at = opened_at + expires_in if expires_in is not None else None
-        opened = {**document, "opened_at": opened_at, "expires_at": expires_at}
+        dated = [replace(entry, expires_at=_deadline(entry, opened_at)) for entry in ordered]
+        opened = {
+            **document,
+            "entries": [entry_document(entry, value) for entry, value in zip(dated, values, strict=True)],
+            "opened_at": opened_at,
+            "expires_at": moved["available_at"],
+        }
         await connection.frontiers.insert_one(opened, session=session)
         await memory.save(connection, session, remembered)
+        data = {"generation": generation, "digest": whole, "entries": [_listed(entry) for entry in dated]}
         event = Event(run_id=run_id, seq=channel.seq + 1, fence=channel.fence, type=EventType.ACTIVITIES_SUSPENDED, data=data)
         await insert_event(connection, session, event)
         return opened
@@ -130,6 +131,33 @@ async def suspend(
             raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id) from None
     await reach(FailPoint.SUSPEND_AFTER)
     return await _from_document(connection, stored)
+
+
+def _earliest_deadline(entries: Sequence[FrontierEntry]) -> Any:
+    """An expression for the time at which the first of the entries is due, or None. One that was asked before keeps the deadline that it had."""
+    known: list[Any] = [{"$literal": entry.expires_at} for entry in entries if entry.expires_at is not None]
+    new = [entry.expires_in for entry in entries if entry.expires_at is None and entry.expires_in is not None]
+    if new:
+        known.append({"$add": ["$$NOW", milliseconds(min(new))]})
+    return {"$min": known} if known else None
+
+
+def _deadline(entry: FrontierEntry, opened_at: datetime) -> datetime | None:
+    if entry.expires_at is not None or entry.expires_in is None:
+        return entry.expires_at
+    return opened_at + entry.expires_in
+
+
+def _listed(entry: FrontierEntry) -> Document:
+    """What the event of a suspension says of an entry."""
+    listed = {
+        "activity_id": entry.activity_id,
+        "position": entry.position.text,
+        "kind": entry.kind.value,
+        "name": entry.name,
+        "digest": entry.digest,
+    }
+    return listed if entry.expires_at is None else {**listed, "expires_at": entry.expires_at}
 
 
 async def _from_document(connection: Connection, document: Mapping[str, Any]) -> StoredFrontier:
@@ -235,11 +263,18 @@ async def resolve(
 
     await reach(FailPoint.RESOLVE_BEFORE)
     try:
-        receipt = resolution_from(await connection.transaction(body))
+        stored_resolution = await connection.transaction(body)
+        receipt = resolution_from(stored_resolution)
+        _measure_age(frontier, FrontierStatus.RESOLVED, stored_resolution["at"])
     except (Lost, DuplicateKeyError):
         receipt = await _why_lost(connection, frontier, answers_digest)
     await reach(FailPoint.RESOLVE_AFTER)
     return receipt
+
+
+def _measure_age(frontier: StoredFrontier, status: FrontierStatus, closed_at: datetime) -> None:
+    if frontier.opened_at is not None:
+        telemetry.measure("frontier.age", (closed_at - frontier.opened_at).total_seconds(), status=status.value)
 
 
 async def _make_ready(connection: Connection, session: Session, frontier: StoredFrontier, inside: FailPoint) -> Document:
@@ -303,9 +338,8 @@ async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_di
         raise RunNotFound(f"run {run_id} or its frontier {generation} is gone", run_id=run_id)
     is_past = stored["status"] == FrontierStatus.OPEN.value and stored["expires_at"] is not None and head["status"] == RunStatus.SUSPENDED.value
     if is_past or stored["status"] == FrontierStatus.EXPIRED.value:
-        raise FrontierExpired(
-            f"run {run_id}: generation {generation} passed its deadline at {stored['expires_at']:%Y-%m-%d %H:%M:%SZ}", run_id=run_id
-        )
+        deadline = min(each for each in (stored["expires_at"], head.get("deadline_at")) if each is not None)  # its own, or the run's
+        raise FrontierExpired(f"run {run_id}: generation {generation} passed its deadline at {deadline:%Y-%m-%d %H:%M:%SZ}", run_id=run_id)
     if head["generation"] == generation and head["status"] == RunStatus.SUSPENDED.value:
         raise CorruptHistory(
             f"run {run_id}: generation {generation} can take no answer: an event stands behind it already", run_id=run_id, seq=frontier.seq + 1
@@ -321,16 +355,20 @@ async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_di
 
 
 @store_call
-async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any]) -> bool:
-    """Close a frontier that is past its deadline with the declared default answers. Exactly one process does it; False says that it was not this one.
+async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], unanswered: Sequence[str] = ()) -> bool:
+    """Close a frontier that is past its deadline. Exactly one process does it; False says that it was not this one.
+
+    Args:
+        answers: The declared default, by activity id, of each entry that is due and has one.
+        unanswered: Those that are due and have none. Entries that are in neither are asked again by the next attempt.
 
     Writes: `runs`, `frontiers`, `activity_events` in one transaction.
     Invariants: I6.
     """
     stored = await move_out_each(connection, frontier.run_id, answers)
 
-    async def body(session: Session) -> None:
-        await _make_ready(connection, session, frontier, FailPoint.EXPIRE_INSIDE)
+    async def body(session: Session) -> datetime:
+        head = await _make_ready(connection, session, frontier, FailPoint.EXPIRE_INSIDE)
         past = {"$and": [{"$ne": ["$expires_at", None]}, {"$lte": ["$expires_at", "$$NOW"]}]}
         await _close(connection, session, frontier, FrontierStatus.EXPIRED, past)
         event = Event(
@@ -338,13 +376,15 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
             seq=frontier.seq + 1,
             fence=frontier.fence,
             type=EventType.FRONTIER_EXPIRED,
-            data={"generation": frontier.generation, "answers": stored},
+            data={"generation": frontier.generation, "answers": stored, "unanswered": list(unanswered)},
         )
         await insert_event(connection, session, event)
+        expired_at: datetime = head["available_at"]
+        return expired_at
 
     await reach(FailPoint.EXPIRE_BEFORE)
     try:
-        await connection.transaction(body)
+        _measure_age(frontier, FrontierStatus.EXPIRED, await connection.transaction(body))
     except (Lost, DuplicateKeyError):
         return False
     await reach(FailPoint.EXPIRE_AFTER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
@@ -21,6 +21,14 @@ from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
+
+NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
+"""What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
+
+
+def milliseconds(duration: timedelta) -> int:
+    """A duration as documents hold it, rounded."""
+    return round(duration.total_seconds() * 1000)
 
 
 class Lost(Exception):
@@ -72,7 +80,7 @@ async def free_thread(connection: Connection, session: Session, thread_id: str, 
     turn = {"turn": thread["turn"] + 1, "base_turn": thread["committed_turn"]}
     following: Document | None = await connection.runs.find_one_and_update(
         queued,
-        [{"$set": {"is_queued": False, **turn, "available_at": "$$NOW"}}],
+        [{"$set": {"is_queued": False, **turn, "available_at": {"$max": ["$available_at", "$$NOW"]}}}],
         sort=[("submitted_at", 1), ("_id", 1)],
         return_document=ReturnDocument.AFTER,
         session=session,
@@ -104,6 +112,7 @@ async def listing(
     *,
     status: str | None = None,
     workflow: str | None = None,
+    version: str | None = None,
     thread_id: str | None = None,
     limit: int = 100,
 ) -> list[RunHead]:
@@ -113,6 +122,8 @@ async def listing(
         wanted["status"] = status
     if workflow is not None:
         wanted["workflow.name"] = workflow
+    if version is not None:
+        wanted["workflow.version"] = version
     if thread_id is not None:
         wanted["thread_id"] = thread_id
     documents = await connection.runs.find(wanted).sort("submitted_at", -1).limit(limit).to_list(None)

@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 from pymongo.errors import PyMongoError
@@ -61,11 +62,20 @@ class Lease:
         self._valid_until = max(self._valid_until, sent_at + self.duration.total_seconds())
 
 
-async def acquire(connection: Connection, duration: timedelta) -> Lease:
-    """Make this process known under a new identity."""
+async def acquire(connection: Connection, duration: timedelta, serves: Sequence[tuple[str, str]] = ()) -> Lease:
+    """Make this process known under a new identity.
+
+    Args:
+        serves: Name and version of the workflows whose runs it looks for; none for a process that executes only what it is called for.
+    """
     lease = Lease(duration)
     sent_at = lease_clock()
-    await claims.register(connection, lease.owner, lease.duration_ms, {"host": socket.gethostname(), "pid": os.getpid()})
+    description = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "serves": [{"name": name, "version": version} for name, version in serves],
+    }
+    await claims.register(connection, lease.owner, lease.duration_ms, description)
     lease.extend(sent_at)
     return lease
 

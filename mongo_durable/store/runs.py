@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
@@ -13,22 +13,32 @@ from pymongo.errors import DuplicateKeyError
 
 from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
 from mongo_durable.protocol.canonical import digest
-from mongo_durable.protocol.events import Event, EventType, RunStatus
+from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.history import fold
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim, claim
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, check_version, event_document, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, check_version, event_document, head_from
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import Lost, free_thread, insert_event, last_event, move_head
+from mongo_durable.store.heads import NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out
 
+PAST_DEADLINE = "RunDeadlineExceeded"
+"""Type of the recorded error of a run that had not ended at its deadline."""
+
+PARKED = "RunParked"
+"""Type of the recorded error of a run whose attempts kept killing their processes."""
+
+_LIVE = [status.value for status in RunStatus if not status.is_end]
 _CANCEL_TRIES = 50
-_SERVER_TIMES = frozenset({"available_at", "submitted_at", "claimed_at"})
+_FIRST_PAUSE_MS = 500
+_LONGEST_PAUSE_MS = 60_000
+_MOST_TROUBLES = 20  # far past the longest pause; the power of 2 stays small
+_SERVER_TIMES = frozenset({"available_at", "submitted_at", "claimed_at", "deadline_at"})
 _NO_VERSION = -1  # matches no document, so that an upsert always inserts
 
 
@@ -41,6 +51,10 @@ class Submission:
         input: Plain value (see `protocol.values`).
         settings: Plain value: configuration that every attempt needs, small.
         topology: Digest of the graph's nodes and edges, where it is known; for people who look into a divergence.
+        priority: Higher goes first.
+        available_at: Not to be executed before this time, or this long from now by the server's clock; None: at once.
+        deadline: When the run fails if it has not ended, likewise; None: never.
+        limit: How many like it may be executed at once.
     """
 
     run_id: str
@@ -50,6 +64,10 @@ class Submission:
     input: Any
     settings: Any = None
     topology: str | None = None
+    priority: int = 0
+    available_at: datetime | timedelta | None = None
+    deadline: datetime | timedelta | None = None
+    limit: RunLimit | None = None
 
 
 @store_call
@@ -119,6 +137,11 @@ async def submit(
 
 
 def _new_head(submission: Submission, workflow: Document, stored_input: Any, input_digest: str) -> Document:
+    optional: Document = {}
+    if submission.deadline is not None:
+        optional["deadline_at"] = _server_time(submission.deadline)
+    if submission.limit is not None:
+        optional["limit"] = {"key": submission.limit.key, "running": submission.limit.running}
     return {
         "run_id": submission.run_id,
         "schema_version": SCHEMA_VERSION,
@@ -136,9 +159,16 @@ def _new_head(submission: Submission, workflow: Document, stored_input: Any, inp
         "settings": submission.settings,
         "output": None,
         "error": None,
-        "available_at": "$$NOW",
+        "priority": submission.priority,
+        "available_at": _server_time(submission.available_at or timedelta()),
         "submitted_at": "$$NOW",
+        **optional,
     }
+
+
+def _server_time(when: datetime | timedelta) -> Any:
+    """An expression for a point in time; a duration counts from now by the server's clock."""
+    return {"$literal": when} if isinstance(when, datetime) else {"$add": ["$$NOW", milliseconds(when)]}
 
 
 async def _create_head(connection: Connection, session: Session, head: Document) -> Document:
@@ -263,7 +293,13 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
 
     async def body(session: Session) -> None:
         status = heads.ENDING[ending.type]
-        change = {"status": status, "owner": None, "ended_at": "$$NOW", "output": {"$literal": output}, "error": {"$literal": ending.error}}
+        change = {
+            **NOT_RUNNING,
+            "status": status,
+            "ended_at": "$$NOW",
+            "output": {"$literal": output},
+            "error": {"$literal": ending.error},
+        }
         await move_head(connection, session, _as_attempt(claimed), change)
         await reach(FailPoint.END_INSIDE)
         committed = {}
@@ -338,11 +374,23 @@ async def thread_state(connection: Connection, thread_id: str, turn: int) -> Thr
 
 
 @store_call
-async def release(connection: Connection, claimed: Claim) -> None:
-    """Give the run back: another attempt may start at once. The channel must be drained. Does nothing if the run is no longer this attempt's."""
+async def release(connection: Connection, claimed: Claim, *, until: datetime | None = None, held_back: str | None = None) -> None:
+    """Give the run back: another attempt may start. The channel must be drained. Does nothing if the run is no longer this attempt's.
+
+    Args:
+        until: Not before this time; None: at once.
+        held_back: Why the run could not be executed. It then waits longer each time, up to a minute, and says why.
+    """
+    available_at: Any = {"$literal": until} if until is not None else "$$NOW"
+    change: Document = {**NOT_RUNNING, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
+    if held_back is not None:
+        troubles = {"$ifNull": ["$troubles", 0]}
+        pause_ms = {"$min": [_LONGEST_PAUSE_MS, {"$multiply": [_FIRST_PAUSE_MS, {"$pow": [2, troubles]}]}]}
+        available_at = {"$add": ["$$NOW", pause_ms]}
+        change["troubles"] = {"$min": [{"$add": [troubles, 1]}, _MOST_TROUBLES]}
     await reach(FailPoint.RELEASE_BEFORE)
     try:
-        await move_head(connection, None, _as_attempt(claimed), {"status": RunStatus.READY.value, "owner": None, "available_at": "$$NOW"})
+        await move_head(connection, None, _as_attempt(claimed), {**change, "available_at": available_at})
     except Lost:
         return
     await reach(FailPoint.RELEASE_AFTER)
@@ -359,10 +407,22 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
     Writes: `runs`, `threads`, `activity_events` in one transaction.
     """
     before = await heads.get(connection, run_id)
+    if (before.error or {}).get("type") == PAST_DEADLINE:
+        # It may have been suspended: that frontier is closed without answers, and a replay could not pass it.
+        raise RunError(f"run {run_id}: its deadline has passed; submit a new run, or fork this one", run_id=run_id)
 
     async def body(session: Session) -> Document:
         retryable = [RunStatus.FAILED.value, RunStatus.DIVERGED.value]
-        change = {"status": RunStatus.READY.value, "available_at": "$$NOW", "ended_at": None, "error": None, "cancel": None}
+        change = {
+            "status": RunStatus.READY.value,
+            "available_at": "$$NOW",
+            "ended_at": None,
+            "error": None,
+            "cancel": None,
+            "crashes": 0,
+            "troubles": 0,
+            "held_back": None,
+        }
         document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}}, change)
         await reach(FailPoint.RETRY_INSIDE)
         thread = await connection.threads.find_one({"_id": before.thread_id}, session=session)
@@ -390,6 +450,26 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
     return head_from(document)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """How a run is ended from outside: by a person who cancels it, or by its deadline.
+
+    Attributes:
+        condition: What must hold for the head while it is stopped, as a filter.
+    """
+
+    reason: str | None
+    is_deadline: bool
+    condition: Mapping[str, Any]
+
+    @property
+    def mark(self) -> Document:
+        return {"at": "$$NOW", "reason": {"$literal": self.reason}, "is_deadline": self.is_deadline}
+
+
+_PAST_DEADLINE = {"$expr": {"$and": [{"$gt": ["$deadline_at", None]}, {"$lte": ["$deadline_at", "$$NOW"]}]}}
+
+
 @store_call
 async def cancel(connection: Connection, run_id: str, reason: str | None, canceller: str) -> RunHead:
     """End a run as cancelled, whatever it does now. When this returns, nothing of it is executed or recorded any more.
@@ -400,66 +480,82 @@ async def cancel(connection: Connection, run_id: str, reason: str | None, cancel
     Returns:
         The head: cancelled, or how the run ended before the cancel reached it.
     """
+    return await _stop(connection, run_id, canceller, _Stop(reason=reason, is_deadline=False, condition={}))
+
+
+@store_call
+async def end_past_deadline(connection: Connection, run_id: str, owner: str) -> bool:
+    """Fail a run whose deadline has passed, whatever it does now, in the way of `cancel`. False: not due, or ended otherwise."""
+    stop = _Stop(reason=None, is_deadline=True, condition=_PAST_DEADLINE)
+    if await connection.runs.find_one({"_id": run_id, "status": {"$in": _LIVE}, **stop.condition}, {"_id": 1}) is None:
+        return False
+    return (await _stop(connection, run_id, owner, stop)).status is RunStatus.FAILED
+
+
+async def _stop(connection: Connection, run_id: str, owner: str, stop: _Stop) -> RunHead:
     for _ in range(_CANCEL_TRIES):
         head = await heads.get(connection, run_id)
         if head.status.is_end:
             return head
         try:
             if head.status is RunStatus.SUSPENDED:
-                await _cancel_suspended(connection, head, reason)
+                await _stop_suspended(connection, head, stop)
             else:
                 await reach(FailPoint.CANCEL_BEFORE)
-                live = [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.RUNNING.value]
-                mark = {"cancel": {"$ifNull": ["$cancel", {"at": "$$NOW", "reason": {"$literal": reason}}]}}
-                await move_head(connection, None, {"_id": run_id, "status": {"$in": live}}, mark)
+                live = {"_id": run_id, "status": {"$in": [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.RUNNING.value]}}
+                await move_head(connection, None, {**live, **stop.condition}, {"cancel": {"$ifNull": ["$cancel", stop.mark]}})
                 await reach(FailPoint.CANCEL_INSIDE)
-                claimed = await claim(connection, run_id, canceller, is_forced=True)
-                await end_cancelled(connection, claimed)
+                claimed = await claim(connection, run_id, owner, is_forced=True)
+                await end_stopped(connection, claimed)
             await reach(FailPoint.CANCEL_AFTER)
         except (Lost, DuplicateKeyError, RunNotClaimable, Superseded):
             continue  # the run moved in between; look again
     return await heads.get(connection, run_id)
 
 
-async def end_cancelled(connection: Connection, claimed: Claim) -> None:
-    """End a claimed run whose cancellation was requested, without executing anything of it."""
+def stopped_ending(head: RunHead) -> Ending:
+    """How a run ends that was marked to be stopped."""
+    if head.is_past_deadline:
+        return Ending(type=EventType.RUN_FAILED, error={"type": PAST_DEADLINE, "message": f"the run had not ended at {head.deadline_at}"})
+    return Ending(type=EventType.RUN_CANCELLED, data={"reason": head.cancel_reason})
+
+
+async def end_stopped(connection: Connection, claimed: Claim) -> None:
+    """End a claimed run that was marked to be stopped, without executing anything of it."""
     run_id = claimed.head.run_id
     recorded = fold(run_id, await read_history(connection, run_id, up_to=claimed.seq))
     channel = Channel(run_id, claimed.head.fence, claimed.seq)
-    data = {"reason": claimed.head.cancel_reason}
-    await end(connection, claimed, channel, Ending(type=EventType.RUN_CANCELLED, data=data, unsaved=recorded.unsaved))
+    await end(connection, claimed, channel, replace(stopped_ending(claimed.head), unsaved=recorded.unsaved))
 
 
-async def _cancel_suspended(connection: Connection, head: RunHead, reason: str | None) -> None:
+async def _stop_suspended(connection: Connection, head: RunHead, stop: _Stop) -> None:
     frontier_id = f"{head.run_id}/{head.generation}"
     frontier = await connection.frontiers.find_one({"_id": frontier_id}, {"seq": 1})
     if frontier is None:
         raise Lost
+    stopped = replace(head, is_cancel_requested=True, cancel_reason=stop.reason, is_past_deadline=stop.is_deadline)
+    ending = stopped_ending(stopped)
+    closed_as = FrontierStatus.EXPIRED if stop.is_deadline else FrontierStatus.CANCELLED
 
     async def body(session: Session) -> None:
-        expected = {"_id": head.run_id, "status": RunStatus.SUSPENDED.value, "generation": head.generation}
-        await move_head(
-            connection,
-            session,
-            expected,
-            {
-                "status": RunStatus.CANCELLED.value,
-                "owner": None,
-                "ended_at": "$$NOW",
-                "cancel": {"at": "$$NOW", "reason": {"$literal": reason}},
-            },
-        )
+        expected = {"_id": head.run_id, "status": RunStatus.SUSPENDED.value, "generation": head.generation, **stop.condition}
+        change = {
+            **NOT_RUNNING,
+            "status": heads.ENDING[ending.type],
+            "ended_at": "$$NOW",
+            "error": {"$literal": ending.error},
+            "cancel": stop.mark,
+        }
+        await move_head(connection, session, expected, change)
         await reach(FailPoint.CANCEL_INSIDE)
-        closed = await connection.frontiers.update_one({"_id": frontier_id, "status": "open"}, {"$set": {"status": "cancelled"}}, session=session)
+        is_open = {"_id": frontier_id, "status": FrontierStatus.OPEN.value}
+        closed = await connection.frontiers.update_one(is_open, {"$set": {"status": closed_as.value}}, session=session)
         if closed.matched_count != 1:
             raise Lost
         await free_thread(connection, session, head.thread_id, head.run_id)
         seq = frontier["seq"] + 1  # nothing can follow a suspension but what the head serialises
-        await insert_event(
-            connection,
-            session,
-            Event(run_id=head.run_id, seq=seq, fence=head.fence, type=EventType.RUN_CANCELLED, data={"reason": reason}),
-        )
+        event = Event(run_id=head.run_id, seq=seq, fence=head.fence, type=ending.type, error=ending.error, data=ending.data or {})
+        await insert_event(connection, session, event)
 
     await reach(FailPoint.CANCEL_BEFORE)
     await connection.transaction(body)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo import ASCENDING, IndexModel
+from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from mongo_durable.errors import ConfigurationError, ReplicaSetRequired, SchemaVersionMismatch
@@ -61,10 +61,22 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "turn": _COUNT,
             "base_turn": _COUNT,
             "input_digest": _HEX_DIGEST,
-            "available_at": _DATE,
+            "available_at": _DATE_OR_NULL,
             "submitted_at": _DATE,
         },
-        {"error": _OBJECT_OR_NULL, "cancel": _OBJECT_OR_NULL, "claimed_at": _DATE_OR_NULL, "ended_at": _DATE_OR_NULL},
+        {
+            "priority": {"bsonType": ["int", "long"]},
+            "deadline_at": _DATE_OR_NULL,
+            "limit": {"bsonType": ["object", "null"], "required": ["key", "running"], "properties": {"key": _TEXT, "running": _ORDINAL}},
+            "place": _TEXT_OR_NULL,
+            "crashes": _COUNT,
+            "troubles": _COUNT,
+            "held_back": _TEXT_OR_NULL,
+            "error": _OBJECT_OR_NULL,
+            "cancel": _OBJECT_OR_NULL,
+            "claimed_at": _DATE_OR_NULL,
+            "ended_at": _DATE_OR_NULL,
+        },
     ),
     "activity_events": {"seq": {"$type": "number"}, "type": {"$type": "string"}, "run_id": {"$type": "string"}, "fence": {"$type": "number"}},
     "frontiers": _object(
@@ -131,6 +143,15 @@ INDEXES: dict[str, list[IndexModel]] = {
     "runs": [
         IndexModel([("status", ASCENDING), ("owner", ASCENDING)], name="status_owner"),
         IndexModel([("status", ASCENDING), ("available_at", ASCENDING)], name="status_available_at"),
+        # The order in which waiting runs are claimed.
+        IndexModel([("status", ASCENDING), ("priority", DESCENDING), ("available_at", ASCENDING)], name="status_priority_available_at"),
+        IndexModel(
+            [("status", ASCENDING), ("deadline_at", ASCENDING)],
+            name="status_deadline_at",
+            partialFilterExpression={"deadline_at": {"$type": "date"}},
+        ),
+        # Two runs can not hold the same place of a limit.
+        IndexModel([("place", ASCENDING)], name="place", unique=True, partialFilterExpression={"place": {"$type": "string"}}),
         IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING)], name="thread_turn"),
     ],
     "activity_events": [
@@ -176,7 +197,7 @@ VIEWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
                     "question": "$entries.value",
                     "activity_id": "$entries.activity_id",
                     "position": "$entries.position",
-                    "expires_at": 1,
+                    "expires_at": "$entries.expires_at",
                     "answer_with": {"$concat": ["mongo-durable resolve ", "$run_id", " --answer ", "$entries.activity_id", "=<json>"]},
                 }
             },

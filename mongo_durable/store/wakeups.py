@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pymongo.errors import PyMongoError
@@ -55,8 +56,11 @@ PIPELINE: list[dict[str, Any]] = [
             "updateDescription.updatedFields.status": 1,
             "updateDescription.updatedFields.fence": 1,
             "updateDescription.updatedFields.is_queued": 1,
+            "updateDescription.updatedFields.available_at": 1,
             "fullDocument.status": 1,
             "fullDocument.fence": 1,
+            "fullDocument.available_at": 1,
+            "fullDocument.deadline_at": 1,
         }
     },
 ]
@@ -64,11 +68,13 @@ PIPELINE: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """A head changed. `status` and `fence` are None where this change did not set them."""
+    """A head changed. What this change did not set is None."""
 
     run_id: str
     status: str | None
     fence: int | None
+    available_at: datetime | None = None
+    deadline_at: datetime | None = None
 
 
 class Listener:
@@ -88,6 +94,10 @@ class Listener:
             self._changes.clear()
         elif not self._is_to_look:
             self._changes.append(change)
+        self._heard.set()
+
+    def wake(self) -> None:
+        """Let `wait` return with what has been heard so far, if only nothing."""
         self._heard.set()
 
     async def wait(self, timeout: float | None = None) -> list[RunChange] | None:
@@ -193,7 +203,13 @@ def _run_change(change: dict[str, Any]) -> RunChange:
     status = fields.get("status")
     if fields.get("is_queued") is False and status is None:
         status = RunStatus.PENDING.value  # its thread has become free
-    return RunChange(run_id=change["documentKey"]["_id"], status=status, fence=fields.get("fence"))
+    return RunChange(
+        run_id=change["documentKey"]["_id"],
+        status=status,
+        fence=fields.get("fence"),
+        available_at=fields.get("available_at"),
+        deadline_at=fields.get("deadline_at"),
+    )
 
 
 async def _uncancelled(coroutine: Coroutine[Any, Any, Any]) -> Any:

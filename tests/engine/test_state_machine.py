@@ -474,7 +474,7 @@ class Machine(RuleBasedStateMachine):
         """At rest: whether the code goes on."""
         model, history = self.model, self.model.history(actor)
         decision = match_frontier(history, actor.attempt.consumed, {position: each.digest for position, each in pending.items()})
-        call = actor.attempt.rest(pending, expires_in=timedelta(hours=1))
+        call = actor.attempt.rest(pending)
         if not isinstance(decision, OpenFrontier):
             assert await call == engine.Answered(decision.answers)
             self.saw("a frontier replayed")
@@ -840,6 +840,8 @@ class Machine(RuleBasedStateMachine):
             data |= {"resolved_by": "a person", "note": None}
             model.answers[model.generation] = answers
             self.world.promises.append(Received(run_id=model.run_id, generation=model.generation, answers_digest=digest(answers)))
+        else:
+            data |= {"unanswered": []}
         model.add(event_type, data=data)
         model.status = RunStatus.READY
         self.saw(event_type.value)
@@ -1029,7 +1031,8 @@ SETTINGS = settings(
     stateful_step_count=STEPS,
     deadline=None,
     print_blob=True,
-    phases=[phase for phase in Phase if phase is not Phase.explain],  # which takes as long as all examples together
+    # Explaining takes as long as all examples together, and shrinking minutes: only who looks for faults waits for that.
+    phases=[phase for phase in Phase if phase is not Phase.explain and (EXAMPLES or phase is not Phase.shrink)],
     # A step is several round trips to a server, so Hypothesis's idea of too slow does not apply; preconditions are meant to refuse often.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -236,7 +236,8 @@ class Bench:
 
     def app(self, name: str = "tested", *, is_sync: bool = False, **options: Any) -> App:
         """An app that shares the bench's process."""
-        app = App(name, uri=self.uri, database=self.database, sync=is_sync, **options)
+        # Attempts are abandoned again and again here: that is no reason to park a run.
+        app = App(name, uri=self.uri, database=self.database, sync=is_sync, max_crashes=1_000_000, **options)
         process = self.process
 
         async def share() -> None:

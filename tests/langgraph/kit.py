@@ -230,6 +230,11 @@ class Kit:
         """Ask a person."""
         return answer(question) if self.is_oracle else native_interrupt(question, **options)
 
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        """A durable timer."""
+        waited = self.app.sleep(seconds=seconds)
+        return waited if waited is not None else _Done(None)
+
     def pause(self) -> Awaitable[None]:
         """Let others overtake."""
         length = random.random() * self.pause_s

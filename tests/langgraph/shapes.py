@@ -95,6 +95,39 @@ def _parallel(kit: Kit) -> Any:
     return kit.parallel()
 
 
+TIMERS = "timers"
+
+
+@shape(TIMERS, NO_LINES, "async", "sync", "mixed")
+def _timers(kit: Kit) -> Any:
+    """Timers beside questions, between effects, in a loop, and before a question: what a timer lets through late must not meet a frontier early."""
+
+    async def sleeps_and_asks(state: State) -> State:
+        await kit.act("t1.1")
+        await kit.sleep(0.02)
+        said = kit.interrupt("t1") + await kit.act("t1.2")
+        return {"lines": [said]}
+
+    async def asks_and_sleeps(state: State) -> State:
+        said = kit.interrupt("t2")
+        await kit.sleep(0.01)
+        return {"lines": [said + await kit.act("t2.1") + kit.interrupt("t2 again")]}
+
+    async def sleeps(state: State) -> State:
+        for number in range(2):
+            await kit.sleep(0.01)
+            await kit.act(f"t3.{number}")
+        return {"lines": ["t3"]}
+
+    graph = StateGraph(State, output_schema=Lines)
+    for name, body in (("t1", sleeps_and_asks), ("t2", asks_and_sleeps), ("t3", sleeps)):
+        graph.add_node(name, kit.body(body))
+        graph.add_edge(START, name)
+    graph.add_node("last", kit.node("last"))
+    graph.add_edge(["t1", "t2", "t3"], "last")
+    return graph.compile()
+
+
 @shape("loop", NO_LINES)
 def _loop(kit: Kit) -> Any:
     graph = StateGraph(State)

@@ -9,15 +9,17 @@ import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 
+from mongo_durable.engine import attempt as engine
 from mongo_durable.errors import NondeterminismError
 from mongo_durable.protocol.events import EventType
 from tests.langgraph.bench import ATTEMPTS, Bench, Colour, Drive, Killer, Oracle, Told, root_values, shown
 from tests.langgraph.kit import ASKING, Kit, Ledger
-from tests.langgraph.shapes import SHAPES, Shape
+from tests.langgraph.shapes import SHAPES, TIMERS, Shape
 
 DEPTHS = (0, 1, 3)
 DRIVES: tuple[Drive, ...] = get_args(Drive)
@@ -66,8 +68,10 @@ ATTEMPTS_A_ROW = math.ceil(SHARE * ATTEMPTS / len(ROWS))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_graph_ends_as_if_it_had_never_stopped(bench: Bench, row: Row) -> None:
+def test_a_graph_ends_as_if_it_had_never_stopped(bench: Bench, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Final state and effects are the oracle's, whatever attempts are abandoned; each recorded effect ran once, at the same position in every run."""
+    if row.shape.name == TIMERS:
+        monkeypatch.setattr(engine, "_SHORT_WAIT", timedelta())  # so that each sleep gives the run back
     expected = bench.plainly(row.make, row.given, row.colour, row.drive)
     seed = zlib.crc32(str(row).encode())
 
@@ -94,7 +98,11 @@ def test_a_graph_ends_as_if_it_had_never_stopped(bench: Bench, row: Row) -> None
         attempts += shaken.attempts
         assert shaken.state == expected.state
         assert_same_effects(shaken, expected.ledger)
-        assert shaken.frontiers == calm.frontiers
+        if row.shape.name == TIMERS:
+            # Whether a question comes up before or after a timer beside it has fired is a matter of time: which are asked is not.
+            assert _asked(shaken) == _asked(calm)
+        else:
+            assert shaken.frontiers == calm.frontiers
         if not row.shape.is_interchangeable:
             assert shaken.positions == calm.positions
         assert set(ledger.ran) == set(expected.ledger.ran)
@@ -138,5 +146,9 @@ def assert_no_body_without_a_start(told: Told, ledger: Ledger) -> None:
         assert count <= starts[given], given
 
 
+def _asked(told: Told) -> Counter[tuple[Any, Any]]:
+    return Counter(entry for frontier in told.frontiers for entry in frontier.items())
+
+
 def _others(effects: Counter[tuple[str, str, str]]) -> Counter[tuple[str, str, str]]:
-    return Counter({key: count for key, count in effects.items() if key[0] != "LLM"})
+    return Counter({key: count for key, count in effects.items() if key[0] not in ("LLM", "TIMER")})

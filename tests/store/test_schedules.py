@@ -129,7 +129,7 @@ class Schedule:
         """Be the attempt: record activities, then suspend, end, release or just vanish."""
         world, head = self.world, attempt.claim.head
         if head.is_cancel_requested:
-            await runs.end_cancelled(world.connection, attempt.claim)
+            await runs.end_stopped(world.connection, attempt.claim)
             world.promise(self.run_id, attempt.claim.seq + 1, head.fence, EventType.RUN_CANCELLED)
             return
         history = fold(self.run_id, await read_history(world.connection, self.run_id, up_to=attempt.claim.seq))

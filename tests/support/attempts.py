@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -110,8 +110,8 @@ class Attempt:
     async def suspend(self, *entries: FrontierEntry, expires_in: timedelta | None = None) -> StoredFrontier:
         """Drain, and suspend the run on these questions; one plain question if none is given."""
         await self.appender.drain(self.channel)
-        asked = entries or (question(self.run_id, 1),)
-        return await frontiers.suspend(self.connection, self.claim, self.channel, asked, expires_in)
+        asked = [replace(entry, expires_in=expires_in) for entry in entries or (question(self.run_id, 1),)]
+        return await frontiers.suspend(self.connection, self.claim, self.channel, asked)
 
     async def end(self, kind: EventType = EventType.RUN_COMPLETED, output: Any = None, state: ThreadState | None = None) -> None:
         """Drain, and end the run."""

@@ -1,0 +1,50 @@
+"""Why a run waits: what `get_run`, `list_runs` and `doctor` tell people about runs that could go on and do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from mongo_durable.protocol.events import RunStatus
+from mongo_durable.store import claims
+from mongo_durable.store.connection import Connection
+from mongo_durable.store.documents import RunHead, head_from
+from mongo_durable.store.faults import store_call
+
+_WAITING = (RunStatus.PENDING, RunStatus.READY)
+
+
+@store_call
+async def reasons(connection: Connection, heads: Iterable[RunHead]) -> Mapping[str, str]:
+    """By run id, what each of these runs waits for that is neither an answer nor its turn. No queries where none waits."""
+    waiting = [head for head in heads if head.status in _WAITING]
+    if not waiting:
+        return {}
+    served = {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
+    full = await claims.full_limits(connection) if any(head.limit is not None for head in waiting) else []
+    found = ((head.run_id, _reason(head, served, full)) for head in waiting)
+    return {run_id: reason for run_id, reason in found if reason is not None}
+
+
+def _reason(head: RunHead, served: Iterable[tuple[str, str]], full: Iterable[str]) -> str | None:
+    if head.is_queued:
+        return f"another run is live on thread {head.thread_id!r}"
+    if head.available_at is not None and head.available_at > datetime.now(UTC):
+        until = f"{head.available_at:%Y-%m-%d %H:%M:%SZ}"
+        return f"held back until {until}: {head.held_back}" if head.held_back is not None else f"not to go on before {until}"
+    if (head.workflow, head.version) not in served:
+        return f"no live runner serves workflow {head.workflow!r} version {head.version!r}"
+    if head.limit is not None and head.limit.key in full:
+        return f"all {head.limit.running} places of limit {head.limit.key!r} are taken"
+    return None
+
+
+@store_call
+async def unserved(connection: Connection, limit: int) -> list[RunHead]:
+    """Runs that could go on, but whose workflow and version no live runner serves; the oldest first."""
+    served = {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
+    wanted: dict[str, object] = {"status": {"$in": [status.value for status in _WAITING]}}
+    if served:
+        wanted["$nor"] = [{"workflow.name": name, "workflow.version": version} for name, version in served]
+    found = await connection.runs.find(wanted).sort("available_at", 1).limit(limit).to_list(None)
+    return [head_from(each) for each in found]
