@@ -43,7 +43,7 @@ def _wait(until: Callable[[], bool]) -> None:
 
 
 async def test_a_heartbeat_outlives_its_connection(proxy: Proxy, mongo_uri: str, database: str) -> None:
-    """The connections die without a word: the next beat goes over another one, the process keeps its identity."""
+    """The connections die without a word: the next beat goes over another one, the process keeps its identity, and its end does not wait for them."""
     process = Process(_endpoint(proxy, database), LEASE)
     lease = await process.lease()
     with pymongo.MongoClient(mongo_uri, tz_aware=True) as client:
@@ -59,8 +59,20 @@ async def test_a_heartbeat_outlives_its_connection(proxy: Proxy, mongo_uri: str,
         await asyncio.to_thread(_wait, lambda: expiry() > kept)
     assert proxy.lost
     assert await process.lease() is lease
-    await process.aclose()
-    await process.endpoint.aclose()
+    async with asyncio.timeout(PATIENCE_S):
+        await process.aclose()
+        await process.endpoint.aclose()
+
+
+async def test_a_command_outlives_its_connection(proxy: Proxy, database: str) -> None:
+    """A command whose connection dies without a word is sent again over another one, before the driver's own half minute is over."""
+    endpoint = _endpoint(proxy, database)
+    connection = endpoint.connection()
+    await connection.runs.find_one({})
+    proxy.become(Network.FORGOTTEN)
+    async with asyncio.timeout(20):
+        await connection.runs.find_one({})
+    await endpoint.aclose()
 
 
 async def test_nothing_is_begun_under_a_lease_that_has_run_out(proxy: Proxy, database: str) -> None:
