@@ -357,6 +357,16 @@ class Attempt:
                     InvalidAnswer(f"at {call.position}: the answer is no verdict on whether it happened", activity_id=activity, errors=[])
                 )
 
+    async def check_before_another_try(self) -> None:
+        """A body that has failed is to be tried again: it begins no more where the run, or the right to start effects, is lost meanwhile.
+
+        Raises:
+            LeaseLost: This process may start no effect now.
+            AttemptOver, StoreError: The attempt is over.
+        """
+        self.check()
+        self._check_lease()
+
     async def complete(self, call: ActivityCall, value: Any) -> None:
         """Record the result of an effect. When this returns it is durable.
 

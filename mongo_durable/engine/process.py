@@ -46,16 +46,26 @@ class Process:
         return self._appender
 
     async def lease(self) -> Lease:
-        """A lease under which work may be started: taken on first use, and taken anew after the last one was lost."""
-        async with self._lock:
-            if self._heartbeat is not None and self._heartbeat.lease.is_lost:
-                await self._heartbeat.stop()
-                self._heartbeat = None
-            if self._heartbeat is None:
-                await schema.prepare(self.connection)
-                self._heartbeat = Heartbeat(self.endpoint, await acquire(self.connection, self._lease_duration, self._serves))
-                self.connection.on_close(self.aclose)
-            return self._heartbeat.lease
+        """A lease under which work may be started: taken on first use, and taken anew after the last one was lost.
+
+        A lease that has run out and is not lost may be kept yet: this waits for the heartbeat, because a run that is claimed without a valid lease
+        could only be given back, to be claimed again.
+
+        Raises:
+            StoreUnavailable: MongoDB acknowledges no lease.
+        """
+        while True:
+            async with self._lock:
+                if self._heartbeat is not None and self._heartbeat.lease.is_lost:
+                    await self._heartbeat.stop()
+                    self._heartbeat = None
+                if self._heartbeat is None:
+                    await schema.prepare(self.connection)
+                    self._heartbeat = Heartbeat(self.endpoint, await acquire(self.connection, self._lease_duration, self._serves))
+                    self.connection.on_close(self.aclose)
+                heartbeat = self._heartbeat
+            if await heartbeat.is_kept():
+                return heartbeat.lease
 
     async def aclose(self) -> None:
         """Stop the heartbeat and tell the others that this process is gone. Its connection stays open."""

@@ -236,9 +236,18 @@ async def _run_body_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]
     leave = inside_body(scope)
     forget = set_current_activity(effect._current)
     retry = effect.policy.retry
+    is_another_try = False
+
+    async def tried() -> Any:
+        nonlocal is_another_try
+        if is_another_try:
+            await _check_before_another_try(effect)
+        is_another_try = True
+        return await body(scope)
+
     try:
         with effect.watched():
-            return await (body(scope) if retry is None else retry.run_async(lambda: body(scope), CONTROL_FLOW))
+            return await (body(scope) if retry is None else retry.run_async(tried, CONTROL_FLOW))
     except GraphBubbleUp as signal:
         raise effect.checked(signal) from None
     except Exception as error:
@@ -285,9 +294,18 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
     leave = inside_body(scope)
     forget = set_current_activity(effect._current)
     retry = effect.policy.retry
+    is_another_try = False
+
+    def tried() -> Any:
+        nonlocal is_another_try
+        if is_another_try:
+            await_on_loop(attempt.loop, _check_before_another_try(effect), what)
+        is_another_try = True
+        return body(scope)
+
     try:
         with effect.watched():
-            return body(scope) if retry is None else retry.run(lambda: body(scope), CONTROL_FLOW)
+            return body(scope) if retry is None else retry.run(tried, CONTROL_FLOW)
     except GraphBubbleUp as signal:
         raise effect.checked(signal) from None
     except Exception as error:
@@ -299,6 +317,13 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
     finally:
         forget()
         leave()
+
+
+async def _check_before_another_try(effect: Effect) -> None:
+    try:
+        await effect.session.attempt.check_before_another_try()
+    except DurableError as error:
+        raise DurableSignal(error) from None  # control flow, which no retry policy catches
 
 
 def _is_ours(error: Exception) -> bool:

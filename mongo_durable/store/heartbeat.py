@@ -17,12 +17,20 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+import pymongo
 from pymongo.errors import PyMongoError
 
+from mongo_durable.errors import StoreUnavailable
 from mongo_durable.store import claims
 from mongo_durable.store.connection import Connection, Endpoint
 
 log = logging.getLogger(__name__)
+
+_BEAT = 1 / 4
+"""Pause between two heartbeats, as a share of the lease."""
+_BEAT_GIVES_UP = 1 / 3
+"""How long a heartbeat waits for its answer, as a share of the lease: on a connection that died without a word the driver waits for half a minute.
+The next heartbeat takes another connection, and is in time."""
 
 # CLOCK_MONOTONIC stands still while a machine is suspended; CLOCK_BOOTTIME, where there is one, does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -90,8 +98,24 @@ class Heartbeat:
         self._is_giving_up = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        self._has_beaten = asyncio.Event()
         self._thread = threading.Thread(target=self._beat, name="mongo_durable-heartbeat", daemon=True)
         self._thread.start()
+
+    async def is_kept(self) -> bool:
+        """Wait until the lease is valid (True) or lost (False).
+
+        Raises:
+            StoreUnavailable: Neither within the length of a lease.
+        """
+        try:
+            async with asyncio.timeout(self.lease.duration.total_seconds()):
+                while not self.lease.is_valid and not self.lease.is_lost:
+                    self._has_beaten.clear()
+                    await self._has_beaten.wait()
+        except TimeoutError:
+            raise StoreUnavailable("this process has not reached MongoDB for longer than its lease: it begins nothing until it does") from None
+        return not self.lease.is_lost
 
     async def stop(self) -> None:
         """Give the lease up, so that others can take this process's runs at once, and wait for the thread's end."""
@@ -105,17 +129,22 @@ class Heartbeat:
             self._beat_until_stopped()
         finally:
             # Not joined through the loop's executor: at interpreter exit that is gone already.
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._ended.set)
+            self._tell(self._ended)
+            self._tell(self._has_beaten)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(event.set)
 
     def _beat_until_stopped(self) -> None:
-        interval = self.lease.duration.total_seconds() / 4
+        lease_s = self.lease.duration.total_seconds()
         with self._endpoint.sync_client() as client:
             runners = client[self._endpoint.database]["runners"]
-            while not self._stopping.wait(interval):
+            while not self._stopping.wait(lease_s * _BEAT):
                 sent_at = lease_clock()
                 try:
-                    is_live = claims.renew(runners, self.lease.owner, self.lease.duration_ms)
+                    with pymongo.timeout(lease_s * _BEAT_GIVES_UP):
+                        is_live = claims.renew(runners, self.lease.owner, self.lease.duration_ms)
                 except PyMongoError as error:
                     # Not renewed: the lease runs out by itself unless a later beat gets through.
                     log.warning("heartbeat of %s failed with %s", self.lease.owner, type(error).__name__)
@@ -125,8 +154,10 @@ class Heartbeat:
                     log.warning("process %s was declared dead by another; its attempts are over", self.lease.owner)
                     return
                 self.lease.extend(sent_at)
+                self._tell(self._has_beaten)
             if self._is_giving_up:
                 try:
-                    claims.unregister(runners, self.lease.owner)
+                    with pymongo.timeout(lease_s):
+                        claims.unregister(runners, self.lease.owner)
                 except PyMongoError as error:
                     log.warning("process %s could not say that it is gone (%s); its lease will run out", self.lease.owner, type(error).__name__)
