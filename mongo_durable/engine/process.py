@@ -21,10 +21,10 @@ DEFAULT_LEASE = timedelta(seconds=10)
 class Process:
     """What the runs of one process share, on one event loop. Open it once; `aclose` gives the lease up."""
 
-    def __init__(self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE) -> None:
+    def __init__(self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE, *, use_change_stream: bool = True) -> None:
         self.endpoint = endpoint
         self.connection: Connection = endpoint.connection()
-        self.wakeups = Wakeups(endpoint)
+        self.wakeups = Wakeups(endpoint, use_change_stream=use_change_stream)
         self.running: dict[str, Attempt | None] = {}
         """Runs that this process knows it executes; a head that names this process beyond these was claimed by a call whose reply was lost."""
         self._lease_duration = lease

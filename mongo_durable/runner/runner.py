@@ -38,6 +38,7 @@ class Runner:
         concurrency: How many attempts this process executes at once.
         lease: How long this process may be silent before others take its runs over.
         sweep_interval: How often it looks for work that no hint told of, and for dead processes.
+        use_change_stream: False opens none, for a role or a proxy that allows none: work is then found by the sweep alone, so at its interval.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Runner:
         concurrency: int = 10,
         lease: timedelta = DEFAULT_LEASE,
         sweep_interval: timedelta | None = None,
+        use_change_stream: bool = True,
     ) -> None:
         if not apps:
             raise ConfigurationError("a Runner needs at least one App")
@@ -62,6 +64,7 @@ class Runner:
         self._endpoint = Endpoint(first.uri, first.database, first.client)
         self._concurrency = concurrency
         self._lease = lease
+        self._use_change_stream = use_change_stream
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
         self.process: Process | None = None
         """What its attempts share, while it runs."""
@@ -91,7 +94,7 @@ class Runner:
         """
         for app in self._apps.values():
             app.graph()
-        self.process = Process(self._endpoint, self._lease)
+        self.process = Process(self._endpoint, self._lease, use_change_stream=self._use_change_stream)
         await self.process.lease()
         self._is_draining = False
         self._dispatcher = asyncio.create_task(self._dispatch(self.process), name="mongo_durable-runner")
