@@ -395,6 +395,19 @@ async def insert_here_alone(place: Place, *run_ids: str) -> None:
         await alone.insert_one({**found, "_id": run_id})
 
 
+async def test_what_no_majority_had_at_the_opening_is_heard_of_later(set_of_three: Place, three: DevMongo) -> None:
+    """A stream starts where majority reads end: changes that a look at its opening could not see yet are delivered, not left out."""
+    async with set_of_three.follower() as follower:
+        looks = follower.looks
+        with no_majority(three):
+            await insert_here_alone(set_of_three, "one", "two", "three")
+            await set_of_three.kill_cursors()
+            with failing(three.uri, ["getMore"], namespace=set_of_three.namespace, mode={"times": 1}, errorCode=286) as strikes:
+                await until(lambda: strikes() > 0 and follower.looks > looks + 1)
+            assert not follower.known & {"one", "two", "three"}
+        await until(lambda: {"one", "two", "three"} <= follower.known)
+
+
 async def test_a_token_that_stands_still_counts_as_silence(set_of_three: Place, three: DevMongo) -> None:
     """A stream that is open and answers, but whose token does not move, is given up: its listeners are told to look again and again until it does."""
     async with set_of_three.follower(silence=timedelta(seconds=1)) as follower:
