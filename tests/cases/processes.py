@@ -300,12 +300,12 @@ class Floor:
         """Wait for a process without stopping this one's loop."""
         return await asyncio.to_thread(process.end)
 
-    async def finish(self, job: Job, say: Callable[[Any], Any] = echo) -> list[Any]:
+    async def finish(self, job: Job, say: Callable[[Any], Any] = echo, **options: Any) -> list[Any]:
         """What a new process and a person do after a crash: serve the runs, and answer what they ask. Their outputs."""
         sane = replace(job, die_in=None, die_at=None, wait_in=None)
         async with (
             DurableClient(job.uri, database=job.database) as client,
-            Runner([app_of(sane)], lease=LEASE, sweep_interval=timedelta(seconds=0.1)),
+            Runner([app_of(sane)], lease=LEASE, sweep_interval=timedelta(seconds=0.1), **options),
         ):
             return [await self._finish(client, run_id, say) for run_id in job.runs]
 

@@ -61,15 +61,18 @@ COVERED = {
     85: "clocks that are wrong",
     86: "a database that dies during a takeover",
     88: "an identity that two starts share",
+    89: "a run that nobody takes again",
     91: "concurrent steps in another order",
     92: "waits without an end",
     94: "death between tries",
     95: "a run that this process executes",
+    97: "a run that waits for itself",
     98: "what a failure is",
     100: "the order of answers",
     101: "identities from a stream of randomness",
     103: "every class of message",
     104: "a result that comes too late",
+    105: "steps that look alike",
 }
 
 
