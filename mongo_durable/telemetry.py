@@ -11,7 +11,7 @@ like those of the metrics and the extra fields of log records, are names and ids
 | mongo_durable.activity.duration | seconds in the body of an activity | kind, outcome |
 | mongo_durable.frontier.age | seconds from a frontier's opening to its answers or its expiry | status |
 | mongo_durable.append.batch | events in one insert | |
-| mongo_durable.stream.lag | seconds from a change of a run to the news of it, by two clocks | |
+| mongo_durable.stream.lag | seconds since the change stream last gave a sign of life, at each sweep; an idle server gives one every 10 s | |
 """
 
 from __future__ import annotations

@@ -26,10 +26,12 @@ class Process:
         serves: Name and version of the workflows whose runs it looks for; none unless it is a runner's.
     """
 
-    def __init__(self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE, serves: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, endpoint: Endpoint, lease: timedelta = DEFAULT_LEASE, serves: Sequence[tuple[str, str]] = (), *, use_change_stream: bool = True
+    ) -> None:
         self.endpoint = endpoint
         self.connection: Connection = endpoint.connection()
-        self.wakeups = Wakeups(endpoint)
+        self.wakeups = Wakeups(endpoint, use_change_stream=use_change_stream)
         self.running: dict[str, Attempt | None] = {}
         """Runs that this process knows it executes; a head that names this process beyond these was claimed by a call whose reply was lost."""
         self._lease_duration = lease

@@ -37,6 +37,7 @@ from mongo_durable.errors import (
 )
 from mongo_durable.langgraph.driver import Asleep, AtFrontier, Driver, Ended, unwrap
 from mongo_durable.langgraph.questions import public_interrupts
+from mongo_durable.langgraph.scope import current_session
 from mongo_durable.langgraph.streaming import StreamRequest
 from mongo_durable.langgraph.topology import check_call
 from mongo_durable.protocol.events import EventType, RunStatus
@@ -235,10 +236,21 @@ class Executor:
                 # Somebody else has it, dead or alive; only now is a change stream worth its connection.
                 is_first_look = listener is None
                 if listener is None:
+                    await self._refuse_to_wait_for_itself(process, head)
                     listener = await stack.enter_async_context(process.wakeups.listen(run_id))
                 gone = [*await dead_owners(process.connection), (await process.lease()).owner]
                 if not is_first_look:
                     await listener.wait(_pause(head))
+
+    async def _refuse_to_wait_for_itself(self, process: Process, head: RunHead) -> None:
+        """A body that waits for its own run, or for one that is queued behind it, would wait for ever and hold the thread."""
+        session = current_session()
+        if session is not None and await runs.active_run(process.connection, head.thread_id) == session.attempt.run_id:
+            raise RunError(
+                f"run {session.attempt.run_id} would wait for itself: its body waits for run {head.run_id}, which is of the same thread; "
+                "give the other run a thread of its own, or submit it with a DurableClient and do not wait",
+                run_id=head.run_id,
+            )
 
     async def _claim(self, process: Process, run_id: str, gone: Sequence[str], local: RunnableConfig, request: StreamRequest | None) -> Work | None:
         """Become the run's attempt.

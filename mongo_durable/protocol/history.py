@@ -17,6 +17,7 @@ from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryEntry, MemoryRole
 from mongo_durable.protocol.parts import unpack
 
+_NO_PROGRESS = frozenset({EventType.ACTIVITY_STARTED, EventType.STEP_COMMITTED})
 _ROLES = {ActivityKind.LLM: MemoryRole.MODEL, ActivityKind.TOOL: MemoryRole.TOOL}
 
 
@@ -113,7 +114,7 @@ class History:
     retried_seq: int = 0
     code_versions: dict[int, str | None] = field(default_factory=dict)
     last_model_call: RecordedActivity | None = None
-    # How many attempts in a row have recorded nothing that lasts; the running one counts.
+    # How many attempts in a row have recorded neither an outcome nor a question; the running one counts.
     fruitless_attempts: int = 0
     # What the next transaction that suspends or ends has to save: entries since the last suspension.
     unsaved: list[MemoryEntry] = field(default_factory=list)
@@ -149,7 +150,7 @@ class History:
             if event.fence != self.fence:
                 raise self._corrupt(event, f"fence {event.fence} after fence {self.fence}")
             self._take(event)
-            if event.type is not EventType.ACTIVITY_STARTED:
+            if event.type not in _NO_PROGRESS:
                 self.fruitless_attempts = 0
         self.seq = event.seq
 

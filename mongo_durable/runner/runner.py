@@ -24,10 +24,13 @@ from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, 
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.runner.fleet import Fleet
-from mongo_durable.store import claims, deadlines, runs
+from mongo_durable.store import claims, runs
 from mongo_durable.store.connection import Endpoint
+from mongo_durable.store.due import Due
+from mongo_durable.store.due import due as what_is_due
+from mongo_durable.store.heartbeat import Lease
 from mongo_durable.store.wakeups import Listener, RunChange
-from mongo_durable.telemetry import about
+from mongo_durable.telemetry import about, measure
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Runner:
         workflow_concurrency: How many of them may be of one workflow, by its name; for all others `concurrency` alone counts.
         lease: How long this process may be silent before others take its runs over.
         sweep_interval: How often it looks for work that no hint told of, and for dead processes.
+        use_change_stream: False opens none, for a role or a proxy that allows none: work is then found by the sweep alone, so at its interval.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Runner:
         workflow_concurrency: Mapping[str, int] | None = None,
         lease: timedelta = DEFAULT_LEASE,
         sweep_interval: timedelta | None = None,
+        use_change_stream: bool = True,
     ) -> None:
         if not apps:
             raise ConfigurationError("a Runner needs at least one App")
@@ -75,6 +80,7 @@ class Runner:
         if any(most < 1 for most in self._workflow_concurrency.values()):
             raise ConfigurationError("workflow_concurrency is at least 1 for each workflow")
         self._lease = lease
+        self._use_change_stream = use_change_stream
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
         self.process: Process | None = None
         """What its attempts share, while it runs."""
@@ -117,7 +123,7 @@ class Runner:
         """
         for app in self._apps.values():
             app.graph()
-        self.process = Process(self._endpoint, self._lease, list(self._apps))
+        self.process = Process(self._endpoint, self._lease, list(self._apps), use_change_stream=self._use_change_stream)
         lease = await self.process.lease()
         self._fleet = Fleet(lease.owner)
         self._sweep_at = 0.0
@@ -222,45 +228,46 @@ class Runner:
         now = time.monotonic()
         self._not_before = {run_id: each for run_id, each in self._not_before.items() if each[0] + _LONGEST_PAUSE_S > now}
         lease = await process.lease()
-        self._server_offset = await deadlines.server_time(process.connection) - timedelta(seconds=time.monotonic())
         self._dead = await claims.dead_owners(process.connection)
-        self._fleet = Fleet(lease.owner, await claims.live_runners(process.connection))
-        for run_id in await claims.cancelled_runs(process.connection, lease.owner):
-            attempt = process.running.get(run_id)
-            if attempt is not None:
-                attempt.cancel()
+        runners = await claims.live_runners(process.connection)
+        self._fleet = Fleet(lease.owner, runners)
+        if runners:
+            self._server_offset = runners[0].seen_at - timedelta(seconds=time.monotonic())
+        if (lag := process.wakeups.lag) is not None:
+            measure("stream.lag", lag.total_seconds())
         self._sweep_at = now + self._sweep_interval * random.uniform(0.9, 1.0)  # so that a fleet does not sweep in step
         await self._look(process)
 
     async def _look(self, process: Process) -> None:
         """What is due by the server's clock, and what can be claimed by this process."""
         self._is_to_look = False
-        self._due_at = math.inf
-        connection = process.connection
-        await self._meet_deadlines(process)
+        connection, lease = process.connection, await process.lease()
+        due = await what_is_due(connection, lease.owner, _DUE_AT_ONCE)
+        self._due_at = time.monotonic() + due.wait.total_seconds() if due.wait is not None else math.inf
+        for run_id in due.stopped:
+            attempt = process.running.get(run_id)
+            if attempt is not None:
+                attempt.cancel()
+        await self._meet_deadlines(process, due, lease)
         room = self._room()
         if room > 0:
-            lease = await process.lease()
-            full = await claims.full_limits(connection)
             known = [*process.running, *self._candidates]
-            found = await claims.claimable(connection, list(self._served()), lease.owner, known, self._dead, room, full=full)
-            self._is_crowded = bool(full) or len(found) >= room
+            found = await claims.claimable(connection, list(self._served()), lease.owner, known, self._dead, room, full=due.full)
+            self._is_crowded = bool(due.full) or len(found) >= room
             for each in found:
                 workflow = (each.workflow, each.version)
                 self._consider(process, each.run_id, [*self._dead, lease.owner], self._fleet.turn_s(each.run_id, workflow), each.workflow)
         else:
             self._is_crowded = True
-        wait = await deadlines.next_due(connection)
-        if wait is not None:
-            self._due_at = min(self._due_at, time.monotonic() + wait.total_seconds())
 
-    async def _meet_deadlines(self, process: Process) -> None:
+    async def _meet_deadlines(self, process: Process, due: Due, lease: Lease) -> None:
         """Expire frontiers and fail runs that are past their deadline. Any number of processes may try: one succeeds."""
-        lease = await process.lease()
-        for run_id in await deadlines.expired_suspensions(process.connection, _DUE_AT_ONCE):
+        if max(len(due.expired), len(due.overdue)) >= _DUE_AT_ONCE:
+            self._is_to_look = True  # there may be more
+        for run_id in due.expired:
             if await expire(process.connection, run_id):
                 log.info("run %s: its frontier has expired", run_id, extra=about(run_id))
-        for run_id in await deadlines.overdue_runs(process.connection, _DUE_AT_ONCE):
+        for run_id in due.overdue:
             if await runs.end_past_deadline(process.connection, run_id, lease.owner):
                 log.info("run %s: failed at its deadline", run_id, extra=about(run_id))
 

@@ -10,7 +10,6 @@ dead; a heartbeat cannot revive one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -233,10 +232,16 @@ async def dead_owners(connection: Connection) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRunner:
-    """A process that executes runs of the workflows `serves`, by name and version."""
+    """A process that executes runs.
+
+    Attributes:
+        serves: Name and version of the workflows.
+        seen_at: The server's clock when this was read.
+    """
 
     owner: str
     serves: frozenset[tuple[str, str]]
+    seen_at: datetime
 
 
 @store_call
@@ -244,8 +249,8 @@ async def live_runners(connection: Connection) -> list[LiveRunner]:
     """Every runner whose lease is not over."""
     live = {"state": "live", "serves": {"$type": "object"}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}}
     return [
-        LiveRunner(owner=each["_id"], serves=frozenset((served["name"], served["version"]) for served in each["serves"]))
-        async for each in connection.runners.find(live, {"serves": 1})
+        LiveRunner(owner=each["_id"], serves=frozenset((served["name"], served["version"]) for served in each["serves"]), seen_at=each["now"])
+        async for each in connection.runners.find(live, {"serves": 1, "now": "$$NOW"})
     ]
 
 
@@ -270,25 +275,6 @@ _READABLE = {"schema_version": {"$lte": SCHEMA_VERSION}}
 
 def _served(workflows: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"$or": [{"workflow.name": name, "workflow.version": version} for name, version in workflows], **_READABLE}
-
-
-@store_call
-async def cancelled_runs(connection: Connection, owner: str) -> list[str]:
-    """Running runs of this process whose cancellation was requested; the canceller may have died after that."""
-    marked = {"status": RunStatus.RUNNING.value, "owner": owner, "cancel": {"$ne": None}}
-    return [document["_id"] async for document in connection.runs.find(marked, {"_id": 1})]
-
-
-@store_call
-async def full_limits(connection: Connection) -> list[str]:
-    """Keys of limits of which every place is taken."""
-    held: Counter[str] = Counter()
-    most: dict[str, int] = {}
-    async for each in connection.runs.find({"place": {"$type": "string"}}, {"limit": 1}):
-        limit = RunLimit(**each["limit"])
-        held[limit.key] += 1
-        most[limit.key] = max(most.get(limit.key, 0), limit.running)
-    return [key for key, count in held.items() if count >= most[key]]
 
 
 @store_call

@@ -197,9 +197,11 @@ class Connection:
             yield stream
 
     async def operation_time(self) -> Any:
-        """The server's operation time now: where a change stream has to start so that a sweep made after this call misses nothing."""
+        """Up to when a majority read sees everything now: where a change stream has to start so that it and a sweep made after it miss nothing."""
         async with self._session() as session:
-            await self.database.command("ping", session=session)
+            # A majority read, whose operation time is the commit point. That of a ping includes writes which are on the primary alone: a sweep would
+            # not see them yet, and a stream from there would leave them out (seen in 6.0).
+            await self.runs.find_one({"_id": ""}, session=session)
             return session.operation_time
 
 

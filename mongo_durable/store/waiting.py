@@ -9,6 +9,7 @@ from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store import claims
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import RunHead, head_from
+from mongo_durable.store.due import full_limits
 from mongo_durable.store.faults import store_call
 
 _WAITING = (RunStatus.PENDING, RunStatus.READY)
@@ -21,7 +22,7 @@ async def reasons(connection: Connection, heads: Iterable[RunHead]) -> Mapping[s
     if not waiting:
         return {}
     served = {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
-    full = await claims.full_limits(connection) if any(head.limit is not None for head in waiting) else []
+    full = await full_limits(connection) if any(head.limit is not None for head in waiting) else []
     found = ((head.run_id, _reason(head, served, full)) for head in waiting)
     return {run_id: reason for run_id, reason in found if reason is not None}
 

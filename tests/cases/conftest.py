@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pymongo
 import pytest
 from pymongo import AsyncMongoClient
 
+from tests.cases.processes import Floor
 from tests.cases.workshop import Workshop
 from tests.support.invariants import assert_invariants
 
@@ -33,3 +35,15 @@ async def workshop(mongo_uri: str, shared_database: str, request: pytest.Fixture
         made = Workshop(mongo_uri, shared_database, name, client)
         yield made
         await made.aclose()
+
+
+@pytest.fixture
+def floor(workshop: Workshop, tmp_path: Path) -> Iterator[Floor]:
+    """A floor of this test's own."""
+    with pymongo.MongoClient(workshop.uri) as client:
+        # A server keeps the transaction of a dead client open, and what it wrote locked, for a minute.
+        client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=3)
+        made = Floor(workshop, tmp_path / "effects")
+        yield made
+        made.close()
+        client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=60)

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -22,8 +22,9 @@ from mongo_durable import App, DurableClient, RetryPolicy, Runner
 from mongo_durable.errors import DurableError
 from mongo_durable.store import failpoints
 from mongo_durable.store.failpoints import FailPoint
-from tests.cases.workshop import PATIENCE_S, chain
+from tests.cases.workshop import PATIENCE_S, Workshop, chain, echo
 from tests.langgraph.kit import State
+from tests.support.clocks import wrong_by
 
 LEASE = timedelta(seconds=1.5)
 
@@ -41,6 +42,7 @@ class Job:
         die_in: Effect and number of its occurrence in which the process kills itself, after it has happened.
         die_at: Fail point and number of the hit at which it kills itself.
         wait_in: Effect in which it tells that it is there, and waits until it is told to go on.
+        skew: By how much its wall clock is wrong.
     """
 
     uri: str
@@ -53,6 +55,7 @@ class Job:
     die_in: tuple[str, int] | None = None
     die_at: tuple[FailPoint, int] | None = None
     wait_in: str | None = None
+    skew: timedelta = timedelta(0)
 
 
 class Outside:
@@ -96,6 +99,19 @@ def _steps(app: App, outside: Outside) -> Any:
         return {"lines": [interrupt("sure?"), await act("two", state["work"])]}
 
     return chain(first=first, second=second)
+
+
+def _two_effects(app: App, outside: Outside) -> Any:
+    """One effect after the other, in one body."""
+
+    @app.activity(idempotent=True)
+    async def act(name: str, run_id: str) -> str:
+        return await outside.effect(name, run_id)
+
+    async def node(state: State) -> State:
+        return {"lines": [await act("one", state["work"]), await act("two", state["work"])]}
+
+    return chain(node=node)
 
 
 def _stumbles(app: App, outside: Outside) -> Any:
@@ -151,6 +167,7 @@ def _retries(policy: Any) -> Callable[[App, Outside], Any]:
 
 SHAPES: dict[str, Callable[[App, Outside], Any]] = {
     "steps": _steps,
+    "two effects": _two_effects,
     "stumbles": _stumbles,
     **{f"retries, {policy}": _retries(policy) for policy in ("rerun", "suspend", "fail")},
 }
@@ -199,7 +216,8 @@ def _main(job: Job, pipe: Pipe) -> None:
     failpoints.handler = count
     error: DurableError | None = None
     try:
-        asyncio.run(_do(job, pipe))
+        with wrong_by(job.skew):
+            asyncio.run(_do(job, pipe))
     except DurableError as raised:
         error = raised
     pipe.send({"error": error, "hits": dict(hits)})
@@ -257,3 +275,47 @@ class Process:
     def _receive(self) -> Any:
         assert self._pipe.poll(PATIENCE_S), "the process is silent"
         return self._pipe.recv()
+
+
+class Floor:
+    """Jobs of one test, the processes that do them, and the runner that comes after them."""
+
+    def __init__(self, workshop: Workshop, effects: Path) -> None:
+        self.workshop = workshop
+        self.effects = effects
+        self._processes: list[Process] = []
+
+    def job(self, does: str, *runs: str, **options: Any) -> Job:
+        """A job for the test's workflow."""
+        given = {"uri": self.workshop.uri, "database": self.workshop.database, "effects": str(self.effects), "workflow": self.workshop.name}
+        return Job(**{**given, "does": does, "runs": runs, **options})
+
+    def start(self, job: Job) -> Process:
+        """Start a process."""
+        process = Process(job)
+        self._processes.append(process)
+        return process
+
+    async def end(self, process: Process) -> dict[str, Any] | None:
+        """Wait for a process without stopping this one's loop."""
+        return await asyncio.to_thread(process.end)
+
+    async def finish(self, job: Job, say: Callable[[Any], Any] = echo, **options: Any) -> list[Any]:
+        """What a new process and a person do after a crash: serve the runs, and answer what they ask. Their outputs."""
+        sane = replace(job, die_in=None, die_at=None, wait_in=None)
+        async with (
+            DurableClient(job.uri, database=job.database) as client,
+            Runner([app_of(sane)], lease=LEASE, sweep_interval=timedelta(seconds=0.1), **options),
+        ):
+            return [await self._finish(client, run_id, say) for run_id in job.runs]
+
+    async def _finish(self, client: DurableClient, run_id: str, say: Callable[[Any], Any]) -> Any:
+        while not (snapshot := await client.wait(run_id, timeout=PATIENCE_S)).is_ended:
+            assert snapshot.frontier is not None
+            await client.resolve(run_id, {each.activity_id: say(each.value) for each in snapshot.frontier.entries})
+        return snapshot.result()["lines"]
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,67 +21,11 @@ from mongo_durable.errors import AttemptOver, LeaseLost, ResolutionConflict, Run
 from mongo_durable.protocol.events import EventType
 from mongo_durable.store import failpoints
 from mongo_durable.store.failpoints import FailPoint
-from tests.cases.processes import LEASE, Job, Process, app_of, happened, input_of
+from tests.cases.processes import Floor, Job, Process, app_of, happened, input_of
 from tests.cases.workshop import PATIENCE_S, RUNS, Workshop, chain, echo, ours, replies, talk
 from tests.engine.workflows import until, until_known
 from tests.langgraph.kit import State, calls
 from tests.support.invariants import assert_invariants
-
-
-class Floor:
-    """Jobs of one test, the processes that do them, and the runner that comes after them."""
-
-    def __init__(self, workshop: Workshop, effects: Path) -> None:
-        self.workshop = workshop
-        self.effects = effects
-        self._processes: list[Process] = []
-
-    def job(self, does: str, *runs: str, **options: Any) -> Job:
-        """A job for the test's workflow."""
-        given = {"uri": self.workshop.uri, "database": self.workshop.database, "effects": str(self.effects), "workflow": self.workshop.name}
-        return Job(**{**given, "does": does, "runs": runs, **options})
-
-    def start(self, job: Job) -> Process:
-        """Start a process."""
-        process = Process(job)
-        self._processes.append(process)
-        return process
-
-    async def end(self, process: Process) -> dict[str, Any] | None:
-        """Wait for a process without stopping this one's loop."""
-        return await asyncio.to_thread(process.end)
-
-    async def finish(self, job: Job, say: Callable[[Any], Any] = echo) -> list[Any]:
-        """What a new process and a person do after a crash: serve the runs, and answer what they ask. Their outputs."""
-        sane = replace(job, die_in=None, die_at=None, wait_in=None)
-        async with (
-            DurableClient(job.uri, database=job.database) as client,
-            Runner([app_of(sane)], lease=LEASE, sweep_interval=timedelta(seconds=0.1)),
-        ):
-            return [await self._finish(client, run_id, say) for run_id in job.runs]
-
-    async def _finish(self, client: DurableClient, run_id: str, say: Callable[[Any], Any]) -> Any:
-        while not (snapshot := await client.wait(run_id, timeout=PATIENCE_S)).is_ended:
-            assert snapshot.frontier is not None
-            await client.resolve(run_id, {each.activity_id: say(each.value) for each in snapshot.frontier.entries})
-        return snapshot.result()["lines"]
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.close()
-
-
-@pytest.fixture
-def floor(workshop: Workshop, tmp_path: Path) -> Iterator[Floor]:
-    """A floor of this test's own."""
-    with pymongo.MongoClient(workshop.uri) as client:
-        # A server keeps the transaction of a dead client open, and what it wrote locked, for a minute.
-        client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=3)
-        made = Floor(workshop, tmp_path / "effects")
-        yield made
-        made.close()
-        client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=60)
 
 
 async def test_a_process_may_die_at_any_write(floor: Floor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import Counter
@@ -19,9 +18,8 @@ from pymongo import AsyncMongoClient
 from mongo_durable import App, DurableClient, Runner
 from mongo_durable.store import claims
 from mongo_durable.store.connection import Endpoint
-from tests.engine.workflows import PATIENCE_S, Commands, Node, State, one_node, until, until_known
+from tests.engine.workflows import PATIENCE_S, Commands, Node, State, one_node, until
 from tests.support.invariants import assert_invariants
-from tests.support.server_faults import failing
 
 LEASE = timedelta(seconds=2)
 SWEEP = timedelta(seconds=0.1)
@@ -308,34 +306,6 @@ async def test_a_synchronous_graph_runs_beside_others(place: Place, client: Dura
         assert await ended(client, runs) == {"completed": 2}
     assert [(await client.get_run(run)).output["seen"] for run in runs] == [[0, "no", False], [1, "no", False]]
     assert ran == {"pay": 2}
-
-
-async def test_without_a_change_stream_the_sweep_does_everything(place: Place, client: DurableClient, caplog: pytest.LogCaptureFixture) -> None:
-    """The stream is only a hint: with a server that refuses every change stream, runs are taken, suspended, resumed and ended (I9)."""
-
-    async def node(state: State) -> dict[str, Any]:
-        return {"seen": [interrupt("may I?")]}
-
-    caplog.set_level(logging.WARNING, "mongo_durable")
-    with failing(place.uri, ["aggregate"], namespace=f"{place.database}.runs", errorCode=8):
-        async with place.runner(place.app("asking", node)):
-            runs = await place.submit(client, "asking", 5)
-
-            async def all_are(status: str) -> None:
-                async def are() -> bool:
-                    return len(await client.list_runs(status=status)) == 5
-
-                await until_known(are)
-
-            await all_are("suspended")
-            for run in runs:
-                frontier = (await client.get_run(run)).frontier
-                assert frontier is not None
-                await client.resolve(run, {frontier.entries[0].activity_id: run})
-            await all_are("completed")
-    assert [(await client.get_run(run)).output["seen"] for run in runs] == [[run] for run in runs]
-    assert any("change stream failed" in record.message for record in caplog.records)
-    assert_invariants(place.uri, place.database)
 
 
 async def test_a_resumed_run_needs_no_sweep(place: Place, client: DurableClient) -> None:

@@ -13,6 +13,7 @@ from mongo_durable.store.appender import Appender
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import RunHead
+from mongo_durable.store.due import due
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint
 from mongo_durable.store.runs import ThreadState
@@ -186,7 +187,7 @@ async def test_a_cancel_that_an_end_overtakes_says_how_the_run_ended(connection:
     assert (await runs.cancel(connection, run_id, None, "operator")).status is RunStatus.FAILED
     assert not (await runs.retry(connection, run_id)).is_cancel_requested
     await claims.claim(connection, run_id, "p2")
-    assert await claims.cancelled_runs(connection, "p2") == []
+    assert (await due(connection, "p2", 10)).stopped == []
 
 
 async def test_a_run_that_is_not_there(connection: Connection, run_id: str) -> None:
