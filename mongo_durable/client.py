@@ -48,7 +48,7 @@ class Question:
         value: What it asks.
         response_schema: JSON Schema that the answer must fit, or None for any value.
         expires_at: When the question is no longer asked; None: never.
-        default: The answer that it then gets; None also where it has none.
+        has_default, default: Whether there is an answer that it then gets, and which.
     """
 
     activity_id: str
@@ -58,6 +58,7 @@ class Question:
     value: Any
     response_schema: Any
     expires_at: datetime | None = None
+    has_default: bool = False
     default: Any = None
 
 
@@ -472,6 +473,7 @@ class DurableClient:
                     value=self.decode(entry.value),
                     response_schema=self.decode(entry.response_schema),
                     expires_at=entry.expires_at,
+                    has_default=entry.default is not UNANSWERED,
                     default=None if entry.default is UNANSWERED else self.decode(entry.default),
                 )
                 for entry in stored.entries

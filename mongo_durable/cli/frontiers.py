@@ -13,7 +13,7 @@ from mongo_durable.cli.database import Database, Opened, Uri, with_database
 from mongo_durable.cli.output import AsJson, console, in_one_line, length, moment, print_json, printable
 
 if TYPE_CHECKING:
-    from mongo_durable.client import Frontier
+    from mongo_durable.client import Frontier, Question
     from mongo_durable.store.documents import Resolution
 
 # No JSON value begins like this.
@@ -46,12 +46,19 @@ def list_frontiers(
     now = datetime.now(UTC)
     for frontier in found:
         age = length(now - frontier.opened_at) if frontier.opened_at is not None else "-"
-        expiry = f"  expires {moment(frontier.expires_at)}" if frontier.expires_at is not None else ""
-        where = f"  {printable(frontier.workflow)}  generation {frontier.generation}  waits for {age}{expiry}"
+        where = f"  {printable(frontier.workflow)}  generation {frontier.generation}  waits for {age}"
         out.print(Text.assemble((f"run {printable(frontier.run_id)}", "bold"), where))
         for entry in frontier.entries:
-            out.print(Text(f"  {entry.activity_id}  {printable(entry.name)} asks {in_one_line(entry.value)}"))
+            out.print(Text(f"  {entry.activity_id}  {printable(entry.name)} asks {in_one_line(entry.value)}{_deadline(entry)}"))
     out.print("\nanswer with: mongo-durable resolve RUN --answer ACTIVITY=JSON", style="dim", markup=False)
+
+
+def _deadline(entry: Question) -> str:
+    """What happens to a question if nobody answers it; nothing for one that waits for ever."""
+    if entry.expires_at is None:
+        return ""
+    then = f"is answered with {in_one_line(entry.default)}" if entry.has_default else "expires"
+    return f"  ({then} at {moment(entry.expires_at)})"
 
 
 def resolve(

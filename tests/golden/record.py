@@ -54,6 +54,7 @@ GOLDEN = [
     Golden("human in the loop, one question a call"),
     Golden("entrypoint and tasks"),
     Golden("app.gather of everything that asks"),
+    Golden("timers"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
@@ -66,6 +66,11 @@ class Story:
         given = answers if answers is not None else {entry.position.text.removeprefix("agent/1/"): "yes" for entry in self.entries}
         by_id = {activity_id(RUN, at(text)): answer for text, answer in given.items()}
         return self.happens(event_type, data={"generation": self.generation, "answers": by_id})
+
+    def expires(self, answers: Mapping[str, Any], *, unanswered: Sequence[str] = ()) -> Story:
+        by_id = {activity_id(RUN, at(text)): answer for text, answer in answers.items()}
+        data = {"generation": self.generation, "answers": by_id, "unanswered": [activity_id(RUN, at(text)) for text in unanswered]}
+        return self.happens(EventType.FRONTIER_EXPIRED, data=data)
 
     def history(self) -> History:
         return fold(RUN, self.events)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mongo_durable.errors import NondeterminismError
+from mongo_durable.errors import CorruptHistory, NondeterminismError
 from mongo_durable.protocol.events import ActivityKind, EventType
-from mongo_durable.protocol.frontier import frontier_digest, frontier_entry, in_position_order
+from mongo_durable.protocol.frontier import UNANSWERED, frontier_digest, frontier_entry, in_position_order
 from mongo_durable.protocol.history import History
 from mongo_durable.protocol.replay import (
     UNKNOWN_OUTCOME,
+    AwaitTimer,
     ConsumeFrontier,
     DecideUnknown,
     OpenFrontier,
     ReturnOutcome,
     RunBody,
+    SetTimer,
     StartDecision,
     StayPending,
     TakeVerdict,
+    TimerFired,
     check_end,
     check_step,
     choose_ordinal,
     decide_start,
+    decide_timer,
     match_frontier,
 )
 from tests.protocol.stories import RUN, Story, asks, at
@@ -183,3 +189,94 @@ def test_sequential_effects_are_numbered_strictly() -> None:
     """Without overlap the number is the order, so a changed order is found as a divergence."""
     history = Story().attempt().starts("a@1#1", digest="x").completes("a@1#1").starts("a@1#2", digest="y").history()
     assert choose_ordinal(history, at("a@1#1").path, 1, 1, set(), False, ActivityKind.TOOL, "tool", "y") == "1"
+
+
+# -- deadlines ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_expired_frontier_closes_what_was_due() -> None:
+    """I8: it is consumed like any other; what was due has its default or UNANSWERED, and what was not has nothing and pends on."""
+    entries = [asks("a@1#!1"), asks("b@1#!1"), asks("c@1#!1")]
+    story = Story().attempt().suspends(*entries).expires({"a@1#!1": "default"}, unanswered=["b@1#!1"]).attempt()
+    found = {entry.position: entry.digest for entry in entries}
+    assert match_frontier(story.history(), 0, found) == ConsumeFrontier({at("a@1#!1"): "default", at("b@1#!1"): UNANSWERED})
+    assert match_frontier(story.history(), 1, {at("c@1#!1"): found[at("c@1#!1")]}) == OpenFrontier()
+
+
+def test_a_tool_whose_question_was_not_due_asks_it_again() -> None:
+    """A tool beside one that expired runs again to its question; the frontier that then opens has it at the same position."""
+    story = Story().attempt().starts("a@1#t1").starts("a@1#t2").suspends(asks("a/t1/body:1@1#!1"), asks("a/t2/body:1@1#!1"))
+    story.expires({"a/t1/body:1@1#!1": "default"}).attempt()
+    assert decide(story.history(), "a@1#t2", consumed=1) == RunBody(is_recorded=False)
+    story.starts("a@1#t2").suspends(asks("a/t2/body:1@1#!1")).resolves().attempt()
+    assert isinstance(decide(story.history(), "a@1#t2", consumed=1), StayPending)
+    assert decide(story.history(), "a@1#t2", consumed=2) == RunBody(is_recorded=False)
+
+
+def test_whether_something_happened_is_asked_again_too() -> None:
+    """A question about an unknown outcome, in a frontier that expired for another one's sake, stands again where it stood."""
+    question = frontier_entry(RUN, at("a/t1@1#?1"), ActivityKind.INTERRUPT, UNKNOWN_OUTCOME, "did it?")
+    story = Story().attempt().starts("a@1#t1").attempt().suspends(question, asks("b@1#!1")).expires({"b@1#!1": "default"}).attempt()
+    assert decide(story.history(), "a@1#t1", consumed=1) == DecideUnknown(at("a/t1@1#?1"))
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        lambda story: story.expires({}),
+        lambda story: story.expires({"z@1#!1": 1}),
+        lambda story: story.expires({}, unanswered=["z@1#!1"]),
+    ],
+)
+def test_an_expiry_closes_questions_of_its_frontier_and_at_least_one(expired: Callable[[Story], Story]) -> None:
+    """I6: an expiry that closes nothing, or something that was not asked, is no history of a correct writer."""
+    with pytest.raises(CorruptHistory):
+        expired(Story().attempt().suspends(asks("a@1#!1"))).history()
+
+
+# -- timers -------------------------------------------------------------------------------------------------------------------------------------
+
+UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def timer(history: History, text: str, consumed: int = 0) -> SetTimer | AwaitTimer | TimerFired:
+    return decide_timer(history, at(text), "sleep", "d", consumed=consumed)
+
+
+def sets(story: Story, text: str) -> Story:
+    return story.starts(text, ActivityKind.TIMER, "sleep", until=UNTIL)
+
+
+def test_a_timer_is_set_once_and_fires_once() -> None:
+    """A new timer is set; one that is set waits for its time, whoever asks; one that fired has fired for ever."""
+    story = Story().attempt()
+    assert timer(story.history(), "a@1#1") == SetTimer()
+    sets(story, "a@1#1").attempt()
+    assert timer(story.history(), "a@1#1") == AwaitTimer(UNTIL, is_held=False)
+    story.completes("a@1#1", None).attempt()
+    assert timer(story.history(), "a@1#1") == TimerFired()
+
+
+def test_a_timer_does_not_fire_before_the_frontiers_that_came_first() -> None:
+    """I8: what had not fired when a frontier opened is held until the replay has passed it, also if it has fired since."""
+    story = sets(Story().attempt(), "a@1#1").suspends(asks("b@1#!1")).resolves().attempt()
+    assert timer(story.history(), "a@1#1") == AwaitTimer(UNTIL, is_held=True)
+    assert timer(story.history(), "a@1#1", consumed=1) == AwaitTimer(UNTIL, is_held=False)
+    story.completes("a@1#1", None).suspends(asks("a@1#!1")).resolves().attempt()
+    assert timer(story.history(), "a@1#1") == AwaitTimer(UNTIL, is_held=True)
+    assert timer(story.history(), "a@1#1", consumed=1) == TimerFired()
+
+
+def test_a_timer_that_fired_before_a_frontier_does_not_wait_for_it() -> None:
+    """I8: the code behind it may be what asked."""
+    story = sets(Story().attempt(), "a@1#1").completes("a@1#1", None).suspends(asks("a@1#!1")).resolves().attempt()
+    assert timer(story.history(), "a@1#1") == TimerFired()
+
+
+def test_something_else_in_the_place_of_a_timer_diverges() -> None:
+    """Another kind than recorded is found, on both sides."""
+    story = Story().attempt().starts("a@1#1").attempt()
+    with pytest.raises(NondeterminismError):
+        timer(story.history(), "a@1#1")
+    with pytest.raises(NondeterminismError):
+        decide(sets(Story().attempt(), "a@1#1").attempt().history(), "a@1#1")
