@@ -357,8 +357,8 @@ class Attempt:
                     InvalidAnswer(f"at {call.position}: the answer is no verdict on whether it happened", activity_id=activity, errors=[])
                 )
 
-    async def check_before_another_try(self) -> None:
-        """A body that has failed is to be tried again: it begins no more where the run, or the right to start effects, is lost meanwhile.
+    async def check_before_body(self) -> None:
+        """Something lies between `start` and a body: the body begins no more where the run, or the right to start effects, is lost meanwhile.
 
         Raises:
             LeaseLost: This process may start no effect now.

@@ -241,7 +241,7 @@ async def _run_body_async(effect: Effect, body: Callable[[Scope], Awaitable[Any]
     async def tried() -> Any:
         nonlocal is_another_try
         if is_another_try:
-            await _check_before_another_try(effect)
+            await check_before_body_async(effect)
         is_another_try = True
         return await body(scope)
 
@@ -299,7 +299,7 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
     def tried() -> Any:
         nonlocal is_another_try
         if is_another_try:
-            await_on_loop(attempt.loop, _check_before_another_try(effect), what)
+            check_before_body(effect)
         is_another_try = True
         return body(scope)
 
@@ -319,11 +319,21 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
         leave()
 
 
-async def _check_before_another_try(effect: Effect) -> None:
+async def check_before_body_async(effect: Effect) -> None:
+    """Called where a body begins later than its effect: in another try, or behind the start of a graph of its own.
+
+    Raises:
+        DurableSignal: The run, or the right to start effects, is lost meanwhile.
+    """
     try:
-        await effect.session.attempt.check_before_another_try()
+        await effect.session.attempt.check_before_body()
     except DurableError as error:
         raise DurableSignal(error) from None  # control flow, which no retry policy catches
+
+
+def check_before_body(effect: Effect) -> None:
+    """The same for a graph that runs in threads."""
+    await_on_loop(effect.session.attempt.loop, check_before_body_async(effect), f"{effect.call.kind} {effect.call.name!r}")
 
 
 def _is_ours(error: Exception) -> bool:

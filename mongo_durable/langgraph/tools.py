@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mongo_durable.errors import NotJsonSafe
 from mongo_durable.langgraph.codec import Codec
-from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.effects import Effect, Policy, check_before_body, check_before_body_async, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.isolation import isolated, isolated_async
 from mongo_durable.langgraph.messages import meaning
 from mongo_durable.langgraph.scope import Scope, Session, current_session, here
@@ -62,8 +62,12 @@ class DurableTool(BaseTool):
             return self.inner.invoke(input, config, **kwargs)
         call = _Call(self, session, input)
 
+        def run() -> Any:
+            check_before_body(call.effect)
+            return self.inner.invoke(input, _passed_on(config), **kwargs)
+
         def body(scope: Scope) -> Any:
-            return isolated(session, self.codec, scope, self.name, lambda: self.inner.invoke(input, _passed_on(config), **kwargs))
+            return isolated(session, self.codec, scope, self.name, run)
 
         result: Any = None
         with call.arrival() as arrival:
@@ -76,8 +80,12 @@ class DurableTool(BaseTool):
             return await self.inner.ainvoke(input, config, **kwargs)
         call = _Call(self, session, input)
 
+        async def run() -> Any:
+            await check_before_body_async(call.effect)
+            return await self.inner.ainvoke(input, _passed_on(config), **kwargs)
+
         async def body(scope: Scope) -> Any:
-            return await isolated_async(session, self.codec, scope, self.name, lambda: self.inner.ainvoke(input, _passed_on(config), **kwargs))
+            return await isolated_async(session, self.codec, scope, self.name, run)
 
         result: Any = None
         with call.arrival() as arrival:

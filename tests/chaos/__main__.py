@@ -7,11 +7,11 @@ import asyncio
 import random
 import sys
 
-from tests.chaos.storm import Clock, storm
-
 
 def main() -> int:
     """Returns the exit code: 0 if nothing is wrong."""
+    from tests.chaos.storm import Clock, storm  # not above: every worker imports this module once more, before it begins
+
     parser = argparse.ArgumentParser(
         prog="scripts/chaos", description="Kill workers and servers for minutes, then check that nothing is lost or doubled."
     )
