@@ -41,7 +41,7 @@ class Job:
         does: `invoke` the workflow in LangGraph's shape; `serve` it with a runner until the runs are at rest; `submit` the runs and die.
         die_in: Effect and number of its occurrence in which the process kills itself, after it has happened.
         die_at: Fail point and number of the hit at which it kills itself.
-        wait_in: Effect in which it tells that it is there, and waits until it is told to go on.
+        wait_in: Effect in whose first occurrence it tells that it is there, and waits until it is told to go on.
         skew: By how much its wall clock is wrong.
     """
 
@@ -74,7 +74,7 @@ class Outside:
         self._seen[name] += 1
         if self._job.die_in == (name, self._seen[name]):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._job.wait_in == name and self._pipe is not None:
+        if self._job.wait_in == name and self._seen[name] == 1 and self._pipe is not None:
             self._pipe.send("in effect")
             await asyncio.to_thread(self._pipe.recv)
         return name

@@ -165,6 +165,9 @@ async def test_a_process_that_drains_takes_nothing_back(workshop: Workshop) -> N
             assert not await successor.stop(timedelta(0))
             while not any(change.status == "ready" for change in await listener.wait() or ()):
                 pass
+        done, _ = await asyncio.wait([stopping], timeout=0.5)  # ten looks for work, if it still looked
+        assert not done
+        assert (await client.get_run(workshop.run("second"))).status == "ready"
         gate.set()
         assert await stopping
         assert (await client.get_run(workshop.run("first"))).status == "completed"

@@ -60,6 +60,11 @@ class Stage:
         assert frontier is not None
         await self.client.resolve(run_id, {frontier.entries[0].activity_id: "yes"})
 
+    async def write(self) -> None:
+        """Something happens elsewhere in the database."""
+        async with AsyncMongoClient(self.uri) as other:
+            await other[self.database]["noise"].insert_one({})
+
     async def until_all(self, status: str, *run_ids: str) -> None:
         """Look, without a stream, until these runs have come to a status."""
         async with asyncio.timeout(PATIENCE_S):
@@ -99,18 +104,18 @@ async def stage(mongo_uri: str, database: str) -> AsyncIterator[Stage]:
 
 
 @pytest.mark.parametrize("code", [286, 136, 280])
-async def test_answers_that_came_while_history_was_lost_are_found(code: int, stage: Stage) -> None:
-    """CASES 76: the stream loses its history, again and again, while runs are answered: each goes on once, though no sweep is due for minutes."""
-    runs = [f"run-{number}" for number in range(5)]
-    await stage.ask(*runs)
+async def test_an_answer_that_came_while_history_was_lost_is_found(code: int, stage: Stage) -> None:
+    """CASES 76: the stream loses its history, again and again, while a run is answered: it goes on once, though no sweep is due for minutes."""
+    await stage.ask("run")
     with stage.failing(["getMore"], errorCode=code) as strikes:
         await until(lambda: strikes() >= 2)
-        for run_id in runs:
-            await stage.answer(run_id)
-    await stage.until_all("completed", *runs)
-    assert stage.ran == Counter(runs)
-    for run_id in runs:
-        assert Counter(event.type for event in await stage.client.history(run_id))[EventType.ATTEMPT_STARTED] == 2
+        await stage.answer("run")
+        await stage.write()  # the answer is not the last thing that happened: a stream from now on does not bring it
+        struck = strikes()
+        await until(lambda: strikes() > struck)
+    await stage.until_all("completed", "run")
+    assert stage.ran == {"run": 1}
+    assert Counter(event.type for event in await stage.client.history("run"))[EventType.ATTEMPT_STARTED] == 2
     await stage.ask("later")  # the stream is well again
 
 
