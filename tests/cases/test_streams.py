@@ -142,7 +142,7 @@ async def test_a_lost_place_is_never_asked_for_again(stage: Stage) -> None:
     await stage.ask("run")
     await stage.answer("run")
     await stage.until_all("completed", "run")
-    opened = [command["pipeline"][0]["$changeStream"] for command in stage.commands.of("aggregate", "runs")]
+    opened = [each["pipeline"][0]["$changeStream"] for each in stage.commands.of("aggregate", "runs") if "$changeStream" in each["pipeline"][0]]
     assert len(opened) == first + 2
     assert all("startAtOperationTime" in each and not {"resumeAfter", "startAfter"} & set(each) for each in opened)
     assert len({each["startAtOperationTime"] for each in opened}) > 1
