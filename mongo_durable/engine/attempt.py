@@ -481,7 +481,7 @@ class Attempt:
                     kind=call.kind,
                     name=call.name,
                     input_digest=call.input_digest,
-                    data={"until": until},
+                    data={**self._start_data(call), "until": until},
                 )
         if until - self.now() > _SHORT_WAIT:
             return until

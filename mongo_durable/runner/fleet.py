@@ -7,7 +7,7 @@ longer each and try only if nobody has taken it by then. No runner asks another:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from mongo_durable.store.claims import LiveRunner
 
@@ -23,19 +23,11 @@ class Fleet:
         self._owner = owner
         self._runners = runners
 
-    def turn_s(self, run_id: str, workflow: tuple[str, str] | None = None) -> float:
-        """How many seconds to leave a run to others.
-
-        Args:
-            workflow: Name and version of its workflow, if known: who does not serve it is not waited for.
-        """
+    def turn_s(self, run_id: str, workflow: tuple[str, str]) -> float:
+        """How many seconds to leave a run of this workflow (name and version) to others who serve it."""
         mine = _score(run_id, self._owner)
-        before = sum(_score(run_id, each.owner) > mine for each in self._runners if each.owner != self._owner and _serves(each.serves, workflow))
+        before = sum(_score(run_id, each.owner) > mine for each in self._runners if each.owner != self._owner and workflow in each.serves)
         return min(before * TURN_S, LONGEST_TURN_S)
-
-
-def _serves(served: Collection[tuple[str, str]], workflow: tuple[str, str] | None) -> bool:
-    return workflow is None or workflow in served
 
 
 def _score(run_id: str, owner: str) -> bytes:

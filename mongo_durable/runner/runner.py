@@ -88,7 +88,7 @@ class Runner:
         self._attempts: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, tuple[float, float]] = {}
         self._workflows: dict[str, str] = {}
-        """Workflow of each running attempt, where it was known when it was started."""
+        """Name of the workflow of each running attempt."""
         self._candidates: dict[str, asyncio.TimerHandle] = {}
         """Runs that are left to other runners for a moment."""
         self._fleet = Fleet("")
@@ -214,10 +214,11 @@ class Runner:
             moment = self._moment(change.available_at) if change.available_at is not None else 0.0
             if moment > time.monotonic():
                 self._due_at = min(self._due_at, moment)
-            elif change.status in _CLAIMABLE:
-                self._is_to_look |= bool(self._workflow_concurrency)  # the hint does not say of which workflow it is
-                if not self._workflow_concurrency:
-                    self._consider(process, change.run_id, [], self._fleet.turn_s(change.run_id))
+            elif change.status in _CLAIMABLE and change.workflow is None:
+                self._is_to_look = True
+            elif change.status in _CLAIMABLE and change.workflow in self._apps:
+                turn_s = self._fleet.turn_s(change.run_id, change.workflow)
+                self._consider(process, change.run_id, [], turn_s, change.workflow[0])
 
     def _moment(self, due: datetime) -> float:
         """A time of the server's clock on ours; the two are as far apart as they were at the last sweep."""
@@ -284,7 +285,7 @@ class Runner:
             if busy[app.name] < self._workflow_concurrency.get(app.name, self._concurrency)
         }
 
-    def _consider(self, process: Process, run_id: str, takeable_owners: Sequence[str], turn_s: float, workflow: str | None = None) -> None:
+    def _consider(self, process: Process, run_id: str, takeable_owners: Sequence[str], turn_s: float, workflow: str) -> None:
         """Try to claim a run when it is this runner's turn."""
         not_before, _ = self._not_before.get(run_id, (0.0, 0.0))
         if run_id in process.running or run_id in self._candidates or time.monotonic() < not_before:
@@ -292,7 +293,7 @@ class Runner:
 
         def try_it() -> None:
             self._candidates.pop(run_id, None)
-            if self._room() > 0 and run_id not in process.running and (workflow is None or self._has_room_for(workflow)):
+            if self._room() > 0 and run_id not in process.running and self._has_room_for(workflow):
                 self._launch(process, run_id, takeable_owners, workflow)
             else:
                 self._is_crowded = True
@@ -310,10 +311,9 @@ class Runner:
         if candidate is not None:
             candidate.cancel()
 
-    def _launch(self, process: Process, run_id: str, takeable_owners: Sequence[str], workflow: str | None) -> None:
+    def _launch(self, process: Process, run_id: str, takeable_owners: Sequence[str], workflow: str) -> None:
         process.running[run_id] = None
-        if workflow is not None:
-            self._workflows[run_id] = workflow
+        self._workflows[run_id] = workflow
         task = asyncio.create_task(self._attempt(process, run_id, takeable_owners), name=f"mongo_durable-attempt-{run_id}")
         self._attempts[run_id] = task
         task.add_done_callback(lambda _: self._finished(process, run_id))

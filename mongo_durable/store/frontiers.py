@@ -44,7 +44,7 @@ from mongo_durable.store.documents import (
 )
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import NOT_RUNNING, Lost, insert_event, milliseconds, move_head
+from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
 
 
@@ -280,7 +280,7 @@ def _measure_age(frontier: StoredFrontier, status: FrontierStatus, closed_at: da
 async def _make_ready(connection: Connection, session: Session, frontier: StoredFrontier, inside: FailPoint) -> Document:
     """The run goes on from the frontier that it is suspended on. The head first, as always."""
     suspended = {"_id": frontier.run_id, "status": RunStatus.SUSPENDED.value, "generation": frontier.generation}
-    head = await move_head(connection, session, suspended, {"status": RunStatus.READY.value, "available_at": "$$NOW"})
+    head = await move_head(connection, session, suspended, {**NEWS, "status": RunStatus.READY.value, "available_at": "$$NOW"})
     await reach(inside)
     return head
 

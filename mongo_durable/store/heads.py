@@ -26,6 +26,13 @@ NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
 """What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
 
 
+NEWS: Mapping[str, Any] = {
+    "news": {"$concat": ["$workflow.name", "\n", "$workflow.version", "\n", {"$dateToString": {"date": "$$NOW"}}]},
+}
+"""What every change to a status from which a run can be claimed sets, beside it: a change stream tells of an update only what is new in it, and a
+runner that hears of a run has to know whether it serves it. The time makes it new each time."""
+
+
 def milliseconds(duration: timedelta) -> int:
     """A duration as documents hold it, rounded."""
     return round(duration.total_seconds() * 1000)
@@ -80,7 +87,7 @@ async def free_thread(connection: Connection, session: Session, thread_id: str, 
     turn = {"turn": thread["turn"] + 1, "base_turn": thread["committed_turn"]}
     following: Document | None = await connection.runs.find_one_and_update(
         queued,
-        [{"$set": {"is_queued": False, **turn, "available_at": {"$max": ["$available_at", "$$NOW"]}}}],
+        [{"$set": {**NEWS, "is_queued": False, **turn, "available_at": {"$max": ["$available_at", "$$NOW"]}}}],
         sort=[("submitted_at", 1), ("_id", 1)],
         return_document=ReturnDocument.AFTER,
         session=session,

@@ -24,7 +24,7 @@ from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, Run
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
+from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out
 
 PAST_DEADLINE = "RunDeadlineExceeded"
@@ -382,7 +382,7 @@ async def release(connection: Connection, claimed: Claim, *, until: datetime | N
         held_back: Why the run could not be executed. It then waits longer each time, up to a minute, and says why.
     """
     available_at: Any = {"$literal": until} if until is not None else "$$NOW"
-    change: Document = {**NOT_RUNNING, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
+    change: Document = {**NOT_RUNNING, **NEWS, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
     if held_back is not None:
         troubles = {"$ifNull": ["$troubles", 0]}
         pause_ms = {"$min": [_LONGEST_PAUSE_MS, {"$multiply": [_FIRST_PAUSE_MS, {"$pow": [2, troubles]}]}]}
@@ -414,6 +414,7 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
     async def body(session: Session) -> Document:
         retryable = [RunStatus.FAILED.value, RunStatus.DIVERGED.value]
         change = {
+            **NEWS,
             "status": RunStatus.READY.value,
             "available_at": "$$NOW",
             "ended_at": None,

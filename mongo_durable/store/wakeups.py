@@ -72,10 +72,12 @@ PIPELINE: list[dict[str, Any]] = [
             "updateDescription.updatedFields.fence": 1,
             "updateDescription.updatedFields.is_queued": 1,
             "updateDescription.updatedFields.available_at": 1,
+            "updateDescription.updatedFields.news": 1,
             "fullDocument.status": 1,
             "fullDocument.fence": 1,
             "fullDocument.available_at": 1,
             "fullDocument.deadline_at": 1,
+            "fullDocument.workflow": 1,
         }
     },
 ]
@@ -83,13 +85,18 @@ PIPELINE: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """A head changed. What this change did not set is None."""
+    """A head changed. What this change did not set is None.
+
+    Attributes:
+        workflow: Name and version, where the run is new or can be claimed.
+    """
 
     run_id: str
     status: str | None
     fence: int | None
     available_at: datetime | None = None
     deadline_at: datetime | None = None
+    workflow: tuple[str, str] | None = None
 
 
 class Listener:
@@ -354,7 +361,15 @@ def _run_change(change: dict[str, Any]) -> RunChange:
         fence=fields.get("fence"),
         available_at=fields.get("available_at"),
         deadline_at=fields.get("deadline_at"),
+        workflow=_workflow(fields),
     )
+
+
+def _workflow(fields: dict[str, Any]) -> tuple[str, str] | None:
+    if "workflow" in fields:
+        return fields["workflow"]["name"], fields["workflow"]["version"]
+    name, _, rest = (fields.get("news") or "").rpartition("\n")[0].partition("\n")
+    return (name, rest) if name else None
 
 
 async def _uncancelled(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from langgraph.types import interrupt
 
 from mongo_durable import App, DurableClient, RunLimit, Runner
 from mongo_durable.errors import ConfigurationError
@@ -257,6 +258,33 @@ async def test_twenty_idle_runners_do_not_stampede(mongo_uri: str, database: str
     assert len(executed) >= 12
     # On an idle machine it is about one a run. Where news takes longer than a turn, as on a busy one, the next runner tries as well.
     assert tried <= 60 * 20 / 3
+
+
+async def test_a_runner_tries_to_claim_only_what_it_serves(mongo_uri: str, database: str, client: DurableClient) -> None:
+    """The news of a run, new or answered, says of which workflow it is: who does not serve it sends no claim."""
+    commands = Commands()
+    foreign, raw = counted_runner(mongo_uri, database, "foreign", Gate().node, commands, sweep_interval=timedelta(seconds=60))
+
+    async def asks(state: State) -> dict[str, Any]:
+        return {"seen": [interrupt("may I?")]}
+
+    app = one_node(App("asking", uri=mongo_uri, database=database), asks)
+    async with foreign, Runner([app], sweep_interval=SWEEP):
+        for number in range(10):
+            handle = await client.submit("asking", {"value": number}, run_id=f"r{number}")
+            frontier = (await handle.wait(PATIENCE_S)).frontier
+            assert frontier is not None
+            await client.resolve(handle.run_id, {frontier.entries[0].activity_id: "yes"})
+
+            async def is_ended(run: str = handle.run_id) -> bool:
+                return (await client.get_run(run)).is_ended
+
+            await until_known(is_ended)
+        mine = await client.submit("foreign", {"value": 0}, run_id="mine")
+        await until(lambda: _claims(commands) > 0)  # it has heard of everything before
+        await client.cancel(mine.run_id)
+    await raw.close()
+    assert _claims(commands) == 1
 
 
 def _claims(commands: Commands) -> int:
