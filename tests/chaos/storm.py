@@ -152,7 +152,7 @@ def _table(story: Story, happened: Counter[str], crew: Crew, found: list[str]) -
         ("answers that came too late", too_late),
         ("commands asked again, their answer lost", again),
         ("change streams opened again", reopened),
-        ("effects begun by a process that had just stood still past its lease", len(late)),
+        ("effects begun under a lease that had just run out", len(late)),
         ("violations", len(found)),
     ]
     return [(name, str(figure)) for name, figure in rows]
