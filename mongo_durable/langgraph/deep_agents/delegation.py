@@ -24,9 +24,9 @@ from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from pydantic import ConfigDict
 
-from mongo_durable.langgraph.deep_agents.identity import task_call
+from mongo_durable.langgraph.deep_agents.identity import Delegated, delegated
 from mongo_durable.langgraph.deep_agents.seams import EDITED_CALLS_KEY, TASK_TOOL, last_response
-from mongo_durable.langgraph.scope import Root, Scope, current_session, here, inside_body
+from mongo_durable.langgraph.scope import Root, Scope, current_place, current_session, here, inside_body
 from mongo_durable.langgraph.seams import PUSH, current_task_path
 from mongo_durable.protocol.identity import segment
 
@@ -107,12 +107,13 @@ class DelegatingTool(BaseTool):
             return
         scope = here()
         state = getattr(call["args"].get("runtime"), "state", None)
-        leave = inside_body(Delegation(scope, _path(scope, named, call, state, self.types)))
-        token = task_call.set(call["id"])
+        path = _path(scope, named, call, state, self.types)
+        leave = inside_body(Delegation(scope, path))
+        token = delegated.set(Delegated(call["id"], path, current_place()))
         try:
             yield
         finally:
-            task_call.reset(token)
+            delegated.reset(token)
             leave()
 
 
@@ -142,10 +143,10 @@ def _path(scope: Scope, named: str, call: Mapping[str, Any], state: Any, types: 
     if response is None or messages is None:
         raise root.refuse("a task call ran without the model's response in the agent's state: the order of its sub-agents is not known")
     calls = response.tool_calls
-    delegated = [each for each in calls if each["name"] == TASK_TOOL]
-    if not all(each["id"] for each in delegated):
+    task_calls = [each for each in calls if each["name"] == TASK_TOOL]
+    if not all(each["id"] for each in task_calls):
         raise root.refuse("the model ordered a sub-agent without a tool-call id, so its report could not be told from another's")
-    if not _is_worker() and len(delegated) > 1:
+    if not _is_worker() and len(task_calls) > 1:
         raise root.refuse('several task calls share one tools task (jump_to="tools" in a middleware): let the model\'s calls run as they are')
     index = call_index(call["id"], messages)
     if index is None:

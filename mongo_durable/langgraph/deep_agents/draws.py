@@ -2,7 +2,8 @@
 
 Names of history files, dates in them, times of files in the state: a model can read them, and a replay must show it the same. The modules of
 deepagents that draw get stand-ins for `uuid` and `datetime`, which pass everything through outside a durable run. Inside one, a random value derives
-from the run, the body that draws and how often it has drawn; the time is that of the run's submission, which the history has.
+from the run, the body that draws and how often it has drawn. The time is a recorded one: when the last effect of the agent's steps before this one
+had its outcome, so that of two files the later one is newer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from mongo_durable.langgraph.scope import Scope, Session, current_session, here
+from mongo_durable.protocol.identity import ROOT_PATH
 
 STAND_INS: dict[str, dict[str, str]] = {
     "deepagents.backends.utils": {"datetime": "clock"},
@@ -75,8 +77,8 @@ class _Clock(_StandIn):
 
     def now(self, tz: real_datetime.tzinfo | None = None) -> real_datetime.datetime:
         session = current_session()
-        submitted = session.attempt.history.submitted if session is not None else None
-        return submitted.at.astimezone(tz) if submitted is not None and submitted.at is not None else real_datetime.datetime.now(tz)
+        recorded = _last_time(session) if session is not None else None
+        return real_datetime.datetime.now(tz) if recorded is None else recorded.astimezone(tz)
 
 
 class _Uuid(_StandIn):
@@ -93,6 +95,40 @@ def _uuid4() -> real_uuid.UUID:
 
 
 _uuid4.is_stand_in = True  # type: ignore[attr-defined]
+
+
+def _last_time(session: Session) -> real_datetime.datetime | None:
+    """When the last effect before the step of the body that runs here had its outcome; for the first steps, when those around them had."""
+    scope, history = here(), session.attempt.history
+    found: real_datetime.datetime | None = None
+    for depth in range(len(scope.path) - 1, len(ROOT_PATH) - 1, -1):
+        now = _step_at(scope.path, scope.step, depth)
+        times = [
+            recorded.outcome.at
+            for recorded in history.activities.values()
+            if recorded.outcome is not None
+            and recorded.outcome.at is not None
+            and recorded.position.path[:depth] == scope.path[:depth]
+            and _is_before(_step_at(recorded.position.path, recorded.position.step, depth), now)
+        ]
+        if times:
+            found = max(times)
+            break
+    if found is None and history.submitted is not None:
+        found = history.submitted.at
+    # MongoDB keeps milliseconds: a time that this very attempt has noted may have more.
+    return found.replace(microsecond=found.microsecond // 1000 * 1000) if found is not None else None
+
+
+def _step_at(path: tuple[str, ...], step: int, depth: int) -> tuple[int, int | None]:
+    """Root step, and the own step of the graph that is `depth` segments deep, or None if it is the root or does not say."""
+    _, colon, own = path[depth].partition(":") if len(path) > depth else ("", "", "")
+    return step, int(own) if colon and own.isdigit() else None
+
+
+def _is_before(one: tuple[int, int | None], other: tuple[int, int | None]) -> bool:
+    """Whether the step is over when the other begins. Of two in one root step, only what says its own step can be before."""
+    return one[0] < other[0] or (one[0] == other[0] and one[1] is not None and other[1] is not None and one[1] < other[1])
 
 
 def _draw(session: Session, kind: str, size: int) -> bytes:

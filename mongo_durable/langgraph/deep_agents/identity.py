@@ -4,6 +4,7 @@
     durable-deep-agent-tool-result:<task call>:<tool call>    a tool's result inside it; without <task call>: in the root
     durable-deep-agent-task-result:<task call>                its report
 
+An agent that is neither the root nor a sub-agent (a node of another graph) puts where it stands before the call: its messages may join another's.
 A provider may use a tool-call id again, in a later response or twice in one. LangGraph replaces a message whose id comes again, so an id that is
 taken gets `~2`, `~3`, …: nothing is lost.
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, Required, get_type_hints
 
 from deepagents.backends.protocol import FileData
@@ -24,27 +26,44 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, ToolM
 from langgraph.graph.message import add_messages
 
 from mongo_durable.errors import ConfigurationError
-from mongo_durable.langgraph.deep_agents.seams import merge_files
+from mongo_durable.langgraph.deep_agents.seams import TASK_TOOL, merge_files
 from mongo_durable.langgraph.messages import message_id
-from mongo_durable.langgraph.scope import current_place
+from mongo_durable.langgraph.scope import Scope, current_place, current_session
+from mongo_durable.protocol.identity import ROOT_PATH
 
 _PREFIX = "durable-deep-agent"
 _RECORDED = "md-"
 """Ids that recorded results have: stable, but not yet in the form of a deep agent."""
 
-task_call: contextvars.ContextVar[str | None] = contextvars.ContextVar("mongo_durable_task_call", default=None)
-"""Id of the task call whose sub-agent runs here; None in the root."""
+
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """A task call whose sub-agent runs here, or around here.
+
+    Attributes:
+        path: Where the sub-agent stands.
+        place: What `current_place` says in the sub-agent's own loop.
+    """
+
+    call_id: str
+    path: tuple[str, ...]
+    place: str | None
 
 
-def task_result_id(tool_call_id: str) -> str:
-    """The id of a sub-agent's report."""
-    return f"{_PREFIX}-task-result:{tool_call_id}"
+delegated: contextvars.ContextVar[Delegated | None] = contextvars.ContextVar("mongo_durable_delegated", default=None)
 
 
-def tool_result_id(tool_call_id: str) -> str:
-    """The id of a tool's result, in the agent that runs here."""
-    outer = task_call.get()
-    return f"{_PREFIX}-tool-result:{tool_call_id}" if outer is None else f"{_PREFIX}-tool-result:{outer}:{tool_call_id}"
+def worker_result_id(scope: Scope, name: str, tool_call_id: str) -> str:
+    """The id of a call's result, for the worker whose body `scope` is."""
+    around, agent = delegated.get(), scope.path[:-1]
+    if around is not None and around.path == agent:
+        return _result_id(f"{around.call_id}:", "", name, tool_call_id)
+    where = "" if agent == ROOT_PATH else f"{'/'.join(agent)}@{scope.step}:"
+    return _result_id(where, where, name, tool_call_id)
+
+
+def _result_id(before_tool: str, before_task: str, name: str | None, tool_call_id: str) -> str:
+    return f"{_PREFIX}-task-result:{before_task}{tool_call_id}" if name == TASK_TOOL else f"{_PREFIX}-tool-result:{before_tool}{tool_call_id}"
 
 
 def untaken(wanted: str, taken: set[str | None]) -> str:
@@ -63,26 +82,29 @@ def needs_id(message: BaseMessage) -> bool:
 
 def with_stable_ids(left: Any, right: Any) -> Any:
     """`add_messages` for a deep agent."""
-    place = current_place()
-    if place is None:
+    session, place = current_session(), current_place()
+    if session is None or place is None:
         return add_messages(left, right)
     given = convert_to_messages(right if isinstance(right, list) else [right])
     before = [message.id for message in left or []]
     taken: set[str | None] = {*before, *(message.id for message in given)}
-    stamped: list[Any] = [_stamped(message, index, (place, before), taken) for index, message in enumerate(given)]
+    around = delegated.get()
+    asked = around.call_id if around is not None and around.place == place else None
+    where = "" if place == session.attempt.run_id else place.removeprefix(f"{session.attempt.run_id}/") + ":"
+    stamped: list[Any] = [_stamped(message, (place, before, index), asked, where, taken) for index, message in enumerate(given)]
     return add_messages(left, stamped)
 
 
-def _stamped(message: BaseMessage, index: int, where: tuple[object, ...], taken: set[str | None]) -> BaseMessage:
+def _stamped(message: BaseMessage, parts: tuple[object, ...], asked: str | None, where: str, taken: set[str | None]) -> BaseMessage:
     if message.id is not None:
         return message
-    asked = task_call.get()
     if isinstance(message, ToolMessage):
-        wanted = tool_result_id(message.tool_call_id)
+        before = (where, where) if asked is None else (f"{asked}:", "")
+        wanted = _result_id(*before, message.name, message.tool_call_id)
     elif isinstance(message, HumanMessage) and asked is not None:
         wanted = f"{_PREFIX}-input:{asked}:{_inputs(taken, asked)}"
     else:
-        wanted = message_id(*where, index, message.type)
+        wanted = message_id(*parts, message.type)
     # A copy: the object may be the caller's, or stand in another agent's state.
     return message.model_copy(update={"id": untaken(wanted, taken)})
 

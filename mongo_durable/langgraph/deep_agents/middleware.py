@@ -16,8 +16,8 @@ from langchain_core.tools import BaseTool
 from langgraph.types import Command
 
 from mongo_durable.langgraph.deep_agents.delegation import call_index
-from mongo_durable.langgraph.deep_agents.identity import needs_id, task_result_id, tool_result_id, untaken
-from mongo_durable.langgraph.deep_agents.seams import SLOT, SUMMARIZATION_SLOT, TASK_TOOL, SummarizationMiddleware, last_response
+from mongo_durable.langgraph.deep_agents.identity import needs_id, untaken, worker_result_id
+from mongo_durable.langgraph.deep_agents.seams import SLOT, SUMMARIZATION_SLOT, SummarizationMiddleware, last_response
 from mongo_durable.langgraph.models import DurableModel
 from mongo_durable.langgraph.scope import Scope, current_session, here, inside_body
 
@@ -67,11 +67,11 @@ def _with_id(request: ToolCallRequest, message: ToolMessage) -> ToolMessage:
     if index is None or response is None:
         return message  # the reducer gives it one
     taken: set[str | None] = {each.id for each in messages}
-    stable = ""
+    scope, stable = here(), ""
     for each in response.tool_calls[: index + 1]:
         # A provider may have used one id for several calls of a response: the earlier ones come first.
         if each["id"] == call["id"]:
-            stable = untaken(task_result_id(call["id"]) if each["name"] == TASK_TOOL else tool_result_id(call["id"]), taken)
+            stable = untaken(worker_result_id(scope, each["name"], call["id"]), taken)
     return message.model_copy(update={"id": stable})
 
 
