@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import threading
@@ -18,11 +19,31 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import ConfigDict
 
 from mongo_durable.langgraph.models import DurableModel
-from tests.langgraph.bench import Make
-from tests.langgraph.kit import Kit
+from mongo_durable.protocol.events import EventType
+from mongo_durable.store import heads
+from tests.langgraph.bench import Bench, Colour, Make, Told
+from tests.langgraph.kit import Kit, Ledger
 
 Say = Callable[[str, int], AIMessage]
 """From what was asked last, and how many answers there have been since, to the next answer."""
+
+
+class LastFirst:
+    """Lets the first answers of sub-agents come in the opposite order of what they are asked."""
+
+    def __init__(self, *asked: str) -> None:
+        self._ended = {each: threading.Event() for each in asked}
+        self._after = dict(itertools.pairwise(asked))
+
+    def wait(self, asked: str) -> None:
+        """Until the one who is asked after this one has had its answer."""
+        later = self._after.get(asked)
+        assert later is None or self._ended[later].wait(30), f"{later} never came"
+
+    def end(self, asked: str) -> None:
+        """This one has its answer."""
+        if asked in self._ended:
+            self._ended[asked].set()
 
 
 class Speaker(BaseChatModel):
@@ -34,6 +55,7 @@ class Speaker(BaseChatModel):
     ledger: Any
     name_: str
     pause_s: float = 0.0
+    turns: LastFirst | None = None
 
     @property
     def _llm_type(self) -> str:
@@ -43,13 +65,19 @@ class Speaker(BaseChatModel):
         self.ledger.note("LLM", self.name_, [(each.type, each.content) for each in messages])
         last = max(index for index, each in enumerate(messages) if isinstance(each, HumanMessage))
         number = sum(isinstance(each, AIMessage) for each in messages[last:])
+        if self.turns is not None:
+            self.turns.end(str(messages[last].content))
         return ChatResult(generations=[ChatGeneration(message=self.say(str(messages[last].content), number).model_copy(deep=True))])
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        if self.turns is not None:
+            self.turns.wait(str(messages[-1].content))
         time.sleep(random.random() * self.pause_s)
         return self._answer(messages)
 
     async def _agenerate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        if self.turns is not None:
+            await asyncio.to_thread(self.turns.wait, str(messages[-1].content))
         await asyncio.sleep(random.random() * self.pause_s)
         return self._answer(messages)
 
@@ -173,3 +201,28 @@ def positions_of(told: Any, kind: str = "LLM") -> list[str]:
     """Where effects of a kind stand, in their natural order."""
     found = {each.position: each.position.sort_key for each in told.events if each.position is not None and each.kind == kind}
     return [position.text for position in sorted(found, key=found.__getitem__)]
+
+
+HELLO: dict[str, Any] = {"messages": [("user", "go")]}
+
+
+def run(bench: Bench, make: Make, colour: Colour = "async", **options: Any) -> Told:
+    """Run a deep agent to its end, every question answered by an attempt of its own."""
+    return bench.complete(make, options.pop("given", HELLO), colour, options.pop("ledger", Ledger()), **options)
+
+
+def final_messages(bench: Bench, told: Told) -> list[BaseMessage]:
+    """The messages of the final state, with their ids."""
+    app = bench.app("reader")
+    [ended] = [event for event in told.events if event.type is EventType.RUN_COMPLETED]
+    return list(app.codec.decode(bench.call(heads.get(bench.process.connection, ended.run_id)).output)["messages"])
+
+
+def where(told: Told, inputs: Inputs) -> dict[str, str]:
+    """By what a sub-agent was asked, the path under which its model was called."""
+    found = {}
+    for position, given in inputs.of(told.events[0].run_id).items():
+        path = position.partition("@")[0].rpartition("/")[0]
+        humans = [each["content"] for each in json.loads(min(given)) if each["type"] == "human"]
+        found[humans[-1]] = path
+    return found

@@ -6,18 +6,16 @@ import random
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from mongo_durable.protocol.events import EventType
-from tests.deep_agents.kit import Inputs, researching, without_times
+from tests.deep_agents.kit import HELLO, Inputs, researching, without_times
 from tests.deep_agents.trees import TREES, Tree
 from tests.langgraph.bench import ATTEMPTS, Bench, Colour, Killer, Told
 from tests.langgraph.kit import ASKING, Ledger, answer
 from tests.langgraph.test_shapes import assert_no_body_without_a_start, assert_same_effects
 
-HELLO: dict[str, Any] = {"messages": [("user", "go")]}
 COLOURS: tuple[Colour, ...] = ("async", "sync")
 POINTS = max(11, ATTEMPTS // 180)
 """At so many points, evenly spread, the parallel researchers of each number and colour die; at all of them when there are no more."""

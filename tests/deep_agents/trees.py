@@ -11,10 +11,8 @@ from langchain_core._api.beta_decorator import suppress_langchain_beta_warning
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
-from tests.deep_agents.kit import call, in_turn, order, researcher, researching, speaker, subagent, task
+from tests.deep_agents.kit import HELLO, call, in_turn, order, researcher, researching, speaker, subagent, task
 from tests.langgraph.kit import Kit
-
-HELLO: dict[str, Any] = {"messages": [("user", "go")]}
 
 
 @dataclass(frozen=True, slots=True)

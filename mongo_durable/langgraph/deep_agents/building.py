@@ -7,7 +7,7 @@ middleware whose models, tools or backends cannot be reached; and whatever would
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from deepagents import create_deep_agent
@@ -158,13 +158,40 @@ class _Parts:
             )
         if has_tools_of_skills(middleware):
             raise UnsupportedGraph(f"{what} brings tools with its skills, which cannot be wrapped: give them in tools=", node=middleware.name)
-        if any(isinstance(each, BackendProtocol) and not is_durable(each) for each in vars(middleware).values()):
-            raise ConfigurationError(f"{what} has a backend of its own, whose effects would not be recorded: give it in backend= of app.deep_agent")
+        if getattr(middleware, "tools", None) and any(
+            isinstance(each, BackendProtocol) and not is_durable(each) for each in vars(middleware).values()
+        ):
+            raise ConfigurationError(
+                f"{what} has tools with a backend of their own, whose effects would not be recorded: give it in backend= of app.deep_agent"
+            )
         if isinstance(middleware, SummarizationToolMiddleware):
             engine = self._prepared(middleware._summarization)
             return SummarizationToolMiddleware(cast("Any", engine), system_prompt=middleware.system_prompt)
-        made = _with_durable_models(middleware, self.model)
+        made = self._with_durable_fields(middleware)
         return _summarization(made) if type(made) is SummarizationMiddleware else made
+
+    def _with_durable_fields(self, middleware: AgentMiddleware[Any, Any, Any]) -> Any:
+        """A copy of a middleware in which the models that it calls and the backends that it uses are durable; itself if it has none."""
+
+        def durable(value: Any) -> Any:
+            if isinstance(value, AgentMiddleware):
+                return self._with_durable_fields(value)
+            if isinstance(value, BackendProtocol):
+                return durable_backend(value, self._app.codec)
+            if isinstance(value, list | tuple):
+                made = [durable(each) for each in value]
+                return value if all(new is old for new, old in zip(made, value, strict=True)) else type(value)(made)
+            if isinstance(value, dict):
+                entries = {key: durable(each) for key, each in value.items()}
+                return value if all(entries[key] is each for key, each in value.items()) else entries
+            return replace_models(value, self.model)
+
+        fields = {name: durable(value) for name, value in vars(middleware).items()}
+        if all(fields[name] is value for name, value in vars(middleware).items()):
+            return middleware
+        made = copy.copy(middleware)
+        vars(made).update(fields)
+        return made
 
     def complete(self, root: Graph) -> None:
         """Put durable tools into the tool nodes of the agents that deepagents has just made, and see that none of them lacks anything.
@@ -203,28 +230,6 @@ def _summarization(made: Any) -> AgentMiddleware[Any, Any, Any]:
     own = copy.copy(made)
     own.__class__ = DurableSummarization
     return cast("AgentMiddleware[Any, Any, Any]", own)
-
-
-def _with_durable_models(middleware: AgentMiddleware[Any, Any, Any], make_model: Callable[[BaseChatModel], DurableModel]) -> Any:
-    """A copy of a middleware in which the models that it calls are durable; itself if it has none."""
-
-    def durable(value: Any) -> Any:
-        if isinstance(value, AgentMiddleware):
-            return _with_durable_models(value, make_model)
-        if isinstance(value, list | tuple):
-            made = [durable(each) for each in value]
-            return value if all(new is old for new, old in zip(made, value, strict=True)) else type(value)(made)
-        if isinstance(value, dict):
-            entries = {key: durable(each) for key, each in value.items()}
-            return value if all(entries[key] is each for key, each in value.items()) else entries
-        return replace_models(value, make_model)
-
-    fields = {name: durable(value) for name, value in vars(middleware).items()}
-    if all(fields[name] is value for name, value in vars(middleware).items()):
-        return middleware
-    made = copy.copy(middleware)
-    vars(made).update(fields)
-    return made
 
 
 def _titled(response_format: Any, what: str) -> Any:
