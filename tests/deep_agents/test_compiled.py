@@ -177,9 +177,8 @@ def test_other_graphs_as_sub_agents(bench: Bench, inputs: Inputs, colour: Colour
     assert told.state == expected.state
     acts = {each.position.text.partition("@")[0] for each in told.events if each.position is not None and each.name == "act"}
     assert {"agent/1/graph/1/agent:1", "agent/1/graph/2/agent:1", "agent/1/function/1"} <= acts
-    assert [each.partition("@")[0] for each in positions_of(told) if each.startswith("agent/1/agent/1/")] == [
-        f"agent/1/agent/1/model:{step}" for step in (1, 3, 5)
-    ]
+    models = [each.partition("@")[0] for each in positions_of(told) if each.startswith("agent/1/agent/1/")]
+    assert models == [f"agent/1/agent/1/model:{step}" for step in (1, 3, 5)]
 
 
 @pytest.mark.parametrize("colour", COLOURS)
