@@ -16,6 +16,7 @@ from deepagents.backends.sandbox import BaseSandbox
 from deepagents.middleware.summarization import SummarizationMiddleware
 from langchain.agents.middleware import AgentMiddleware, ModelFallbackMiddleware
 from langchain.agents.structured_output import ToolStrategy
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.store.memory import InMemoryStore
@@ -439,3 +440,31 @@ def test_a_response_format_without_a_title(bench: Bench, inputs: Inputs) -> None
     assert told.state["structured_response"] == {"x": "1"}
     with pytest.raises(ConfigurationError, match="no title"):
         bench.app("untitled").deep_agent(model=Speaker(say=None, ledger=None, name_="x"), response_format=ToolStrategy(schema))
+
+
+class _Anthropic(ChatAnthropic):
+    """A model of the provider's class that asks nobody, and keeps what it would have sent."""
+
+    sent: list[Any] = []  # noqa: RUF012 - a field of a Pydantic model, copied for each
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        self.sent.append(options)
+        said = AIMessage("done") if messages[-1].type == "tool" or "sub" in str(messages[0].content) else order(task("A", "research"))
+        return ChatResult(generations=[ChatGeneration(message=said)])
+
+    async def _agenerate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        return self._generate(messages, stop, run_manager, **options)
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_prompts_are_cached_as_ever(bench: Bench, inputs: Inputs, colour: Colour) -> None:
+    """Prompt caching sees of what provider a model is, in the root and in sub-agents, although the model is durable."""
+    model = _Anthropic(model="claude-sonnet-4-6", api_key="none", sent=[])
+
+    def make(kit: Kit) -> Any:
+        sub = {"name": "research", "description": "r", "system_prompt": "sub", "model": model, "tools": []}
+        return kit.app.deep_agent(model=model, subagents=[sub])
+
+    told = run(bench, make, colour)
+    assert completed(told, "LLM").total() == 3
+    assert [each["cache_control"]["type"] for each in model.sent] == ["ephemeral"] * 3

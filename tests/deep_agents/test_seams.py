@@ -11,12 +11,14 @@ import deepagents
 import pytest
 from deepagents import create_deep_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware
+from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
+from mongo_durable import App
 from mongo_durable.langgraph.deep_agents import draws, seams
 from mongo_durable.langgraph.deep_agents.identity import durable_state, with_stable_ids
 from mongo_durable.langgraph.seams import PULL, PUSH, TASKS_CHANNEL, current_task_path
@@ -167,6 +169,18 @@ def test_what_a_deep_agent_looks_like() -> None:
     made = agent()
     assert seams.is_deep_agent(made)
     assert made.config["metadata"]["ls_integration"] == "deepagents"
+
+
+def test_a_wrapped_model_has_its_profile() -> None:
+    """deepagents finds the harness profile of a durable model as it finds that of the model itself, and caches its prompts by the model's class."""
+    from deepagents.graph import _harness_profile_for_model
+
+    model = ChatAnthropic(model="claude-opus-4-7", api_key="none")
+    wrapped = App("profile", uri="mongodb://nowhere").llm(model)
+    found = _harness_profile_for_model(model, None)
+    assert found.system_prompt_suffix
+    assert _harness_profile_for_model(wrapped, None) == found
+    assert "AnthropicPromptCachingMiddleware" in [each.name for each in seams.prompt_caching()]
 
 
 DRAWS = {"uuid4", "now", "token_hex", "urandom", "monotonic", "time", "random", "today", "utcnow"}

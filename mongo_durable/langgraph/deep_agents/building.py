@@ -29,7 +29,7 @@ from mongo_durable.langgraph.deep_agents import draws
 from mongo_durable.langgraph.deep_agents.backends import durable_backend, is_durable
 from mongo_durable.langgraph.deep_agents.delegation import DelegatingTool, delegating_tool
 from mongo_durable.langgraph.deep_agents.identity import durable_state, with_stable_ids
-from mongo_durable.langgraph.deep_agents.middleware import DeepAgentMiddleware, DurableCalls, DurableSummarization
+from mongo_durable.langgraph.deep_agents.middleware import DeepAgentMiddleware, DurableCalls, DurableSummarization, SeesTheModel
 from mongo_durable.langgraph.deep_agents.seams import (
     SLOT,
     SUMMARIZATION_SLOT,
@@ -39,6 +39,7 @@ from mongo_durable.langgraph.deep_agents.seams import (
     has_tools_of_skills,
     is_deep_agent,
     is_own_tool,
+    prompt_caching,
     resolve_model,
     subagent_graphs,
     tool_table,
@@ -148,6 +149,9 @@ class _Parts:
                 raise ConfigurationError(f"a middleware named {SLOT} takes the place in which app.deep_agent stands: give yours another name")
         if not any(each.name == SUMMARIZATION_SLOT for each in prepared):
             prepared.append(_summarization(create_summarization_middleware(model, self.backend)))
+        caching = {each.name: each for each in prompt_caching()}
+        caching |= {each.name: each for each in prepared if each.name in caching}
+        prepared = [*(each for each in prepared if each.name not in caching), *map(SeesTheModel, caching.values())]
         return [DeepAgentMiddleware(), *prepared, DurableCalls(self.model, lambda tool: self.tool(tool, {}))]
 
     def _prepared(self, middleware: AgentMiddleware[Any, Any, Any]) -> AgentMiddleware[Any, Any, Any]:

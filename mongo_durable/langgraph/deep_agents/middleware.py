@@ -106,6 +106,46 @@ class DurableCalls(AgentMiddleware[Any, Any, Any]):
         return request if request.tool is None else replace(request, tool=self._make_tool(request.tool))
 
 
+class SeesTheModel(AgentMiddleware[Any, Any, Any]):
+    """A middleware that asks of what class a model is, shown the model itself; what it makes of the request goes on with the durable one.
+
+    Prompt caching does so: of a wrapped model it would not know what provider it is, and every call would be paid in full.
+    """
+
+    def __init__(self, inner: AgentMiddleware[Any, Any, Any]) -> None:
+        super().__init__()
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        """Its own, so that it takes its own place."""
+        return self._inner.name
+
+    @property
+    def excluded_as(self) -> type:
+        """What a harness profile names to leave it out."""
+        named: type = getattr(self._inner, "excluded_as", type(self._inner))
+        return named
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        """Let it do what it does to the request."""
+        model = request.model
+        if not isinstance(model, DurableModel):
+            return self._inner.wrap_model_call(request, handler)
+        return self._inner.wrap_model_call(request.override(model=model.inner), lambda changed: handler(changed.override(model=model)))
+
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
+        """See `wrap_model_call`."""
+        model = request.model
+        if not isinstance(model, DurableModel):
+            return await self._inner.awrap_model_call(request, handler)
+
+        async def go_on(changed: ModelRequest[Any]) -> Any:
+            return await handler(changed.override(model=model))
+
+        return await self._inner.awrap_model_call(request.override(model=model.inner), go_on)
+
+
 class DurableSummarization(SummarizationMiddleware):
     """deepagents' summarization, whose model and backend are durable.
 

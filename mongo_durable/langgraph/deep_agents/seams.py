@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from deepagents._models import resolve_model as resolve_model
+from deepagents.middleware._prompt_caching import append_prompt_caching_middleware
 from deepagents.middleware.filesystem import _file_data_reducer as merge_files
 from deepagents.middleware.summarization import _DeepAgentsSummarizationMiddleware as SummarizationMiddleware
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
@@ -35,6 +37,13 @@ EDITED_CALLS_KEY = "hitl_edited_tool_calls"
 
 _SUBAGENTS_VARIABLE = "subagent_graphs"
 _OWN_PACKAGE = "deepagents."
+
+
+def prompt_caching() -> list[AgentMiddleware[Any, Any, Any]]:
+    """The middleware that deepagents caches prompts with, for the providers that are installed."""
+    made: list[AgentMiddleware[Any, Any, Any]] = []
+    append_prompt_caching_middleware(made)
+    return made
 
 
 def warn_unless_proven() -> None:
