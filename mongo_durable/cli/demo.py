@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from mongo_durable.cli.database import URI_VARIABLE, Uri
 from mongo_durable.cli.output import complain, console
+from mongo_durable.errors import ConfigurationError
 
 
 def demo(
@@ -18,6 +20,7 @@ def demo(
     model: Annotated[
         str | None, typer.Option(metavar="PROVIDER:NAME", help="A real chat model, by LangChain's init_chat_model.", show_default=False)
     ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="A deep agent with two sub-agents; needs mongo_durable[deepagents].")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's database; needs --uri.")] = False,
 ) -> None:
     """Run an agent whose workers are killed twice, and prove that it still buys exactly one desk.
@@ -27,6 +30,11 @@ def demo(
     if keep and not uri:
         raise typer.BadParameter(f"--keep needs --uri (or {URI_VARIABLE}): the throwaway replica set goes with the demo")
 
+    if deep and model is not None:
+        raise typer.BadParameter("--deep has scripted models of its own: leave --model out")
+    if deep and importlib.util.find_spec("deepagents") is None:
+        raise ConfigurationError("demo --deep needs the package deepagents: install mongo_durable[deepagents]")
+    from mongo_durable.demo import deep_story
     from mongo_durable.demo.story import tell
 
     if model is not None:
@@ -42,7 +50,7 @@ def demo(
 
             out.print("starting a throwaway replica set", style="dim")
             uri = stack.enter_context(DevMongo())
-        found = asyncio.run(tell(out, uri, model=model, is_kept=keep))
+        found = asyncio.run(deep_story.tell(out, uri, is_kept=keep) if deep else tell(out, uri, model=model, is_kept=keep))
     for fault in found:
         complain(f"not as claimed: {fault}")
     if found:

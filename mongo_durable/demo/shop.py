@@ -53,9 +53,13 @@ class Shop:
 
     def place_order(self, key: str, item: str, amount: int) -> str:
         """Order an item. The same key again is the same order: nothing is ordered, and its number is returned as before."""
-        if not any(line.effect == "place_order" and line.key == key and line.attempt is None for line in self.lines()):
-            self.note("place_order", key, item=item, amount=amount)
+        self.note_once("place_order", key, item=item, amount=amount)
         return f"PO-{key[-6:].upper()}"
+
+    def note_once(self, effect: str, key: str, **details: Any) -> None:
+        """An effect happened, unless it has happened under this key before: an outside system that takes idempotency keys."""
+        if not any(line.effect == effect and line.key == key and line.attempt is None for line in self.lines()):
+            self.note(effect, key, **details)
 
     def lines(self) -> list[EffectLine]:
         """Everything that happened, in order."""

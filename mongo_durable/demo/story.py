@@ -7,7 +7,9 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ PERSON = "ada"
 ANSWER = {"approved": True, "note": "within budget"}
 REQUEST = "Please buy a standing desk."
 LEASE_S = 2.0
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 _MODEL_PATIENCE_S = 300.0
 
 
@@ -43,17 +45,37 @@ async def tell(console: Console, uri: str, *, model: str | None = None, is_kept:
     Returns:
         What is not as claimed; empty if everything is.
     """
+    async with on_a_stage(console, uri, WORKFLOW, is_kept=is_kept) as stage:
+        account = await _tell(Telling(stage, PATIENCE_S if model is None else _MODEL_PATIENCE_S), model)
+        found = faults(account)
+        _print_account(console, account, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where a story is told: a database of its own, and a folder for the outside world."""
+
+    console: Console
+    uri: str
+    connection: Connection
+    client: DurableClient
+    folder: Path
+    run_id: str
+
+
+@asynccontextmanager
+async def on_a_stage(console: Console, uri: str, workflow: str, *, is_kept: bool) -> AsyncIterator[Stage]:
+    """A stage, taken down afterwards unless its database is to be kept."""
     database = f"mongo_durable_demo_{secrets.token_hex(4)}"
-    run_id = f"purchase-{secrets.token_hex(3)}"
+    run_id = f"{workflow}-{secrets.token_hex(3)}"
     console.print(Text(f"in database {database}", style="dim"))
     endpoint = Endpoint(uri, database)
     connection = endpoint.connection()
     try:
         with tempfile.TemporaryDirectory(prefix="mongo-durable-demo-") as folder:
             async with DurableClient(uri, client=connection.client, database=database) as client:
-                account = await _Telling(console, uri, connection, client, Path(folder), run_id, model).tell()
-        found = faults(account)
-        _print_account(console, account, found)
+                yield Stage(console=console, uri=uri, connection=connection, client=client, folder=Path(folder), run_id=run_id)
     finally:
         if is_kept:
             console.print(f"\nkept: mongo-durable show {run_id} --database {database}", markup=False)
@@ -61,98 +83,94 @@ async def tell(console: Console, uri: str, *, model: str | None = None, is_kept:
             with no_driver_errors():
                 await connection.client.drop_database(database)
         await endpoint.aclose()
-    return found
 
 
-class _Telling:
-    """One telling of the story."""
+async def _tell(telling: Telling, model: str | None) -> Account:
+    stage = telling.stage
+    async with Workers(stage.uri, stage.connection.database.name, stage.folder, LEASE_S, model) as workers:
+        await stage.client.submit(WORKFLOW, {"messages": [{"role": "user", "content": REQUEST}]}, run_id=stage.run_id)
+        telling.say(f"a client submits run {stage.run_id}: “{REQUEST}”")
 
-    def __init__(
-        self, console: Console, uri: str, connection: Connection, client: DurableClient, folder: Path, run_id: str, model: str | None
-    ) -> None:
-        self._console = console
-        self._uri = uri
-        self._connection = connection
-        self._client = client
-        self._folder = folder
-        self._model = model
-        self._patience = _PATIENCE_S if model is None else _MODEL_PATIENCE_S
-        self._run_id = run_id
+        a = await telling.start(workers, "A")
+        suspended = await a.until("the question", stage.client.wait(stage.run_id), telling.patience_s)
+        if suspended.frontier is None:
+            raise DemoFailed(f"the run is {suspended.status} instead of waiting for approval: {suspended.error}")
+        telling.say("the model asks for the price, the shop quotes it, the model asks for approval: the run is suspended")
+        await a.kill()
+        telling.say("worker A gets SIGKILL: no process is left, only MongoDB")
+
+        await telling.answer(suspended, ANSWER)
+
+        b = await telling.start(workers, "B", hold=KILLED_INSIDE)
+        await b.until(f"the inside of {KILLED_INSIDE}", b.says(f"{HOLDING} {KILLED_INSIDE}"), telling.patience_s)
+        telling.say(f"the answer reaches {ASKS}; the model orders; {KILLED_INSIDE} has ordered, and its outcome is not recorded yet")
+        await b.kill()
+        telling.say("worker B gets SIGKILL inside the tool: nobody knows whether the order happened")
+
+        c = await telling.start(workers, "C")
+        telling.say(f"once B's lease of {LEASE_S:g} s is over, C takes the run over; the tool is idempotent, so its policy is to run it again")
+        snapshot = await c.until("the end of the run", stage.client.wait(stage.run_id), telling.patience_s)
+        telling.say(f"the run is {snapshot.status}" + (f": “{last_message(snapshot.output)}”" if snapshot.output is not None else ""))
+        await c.stop()
+        processes = [ended(worker) for worker in (a, b, c)]
+    return Account(
+        snapshot=snapshot,
+        timeline=timeline(await stage.client.history(stage.run_id)),
+        effects=Shop(stage.folder / "effects").lines(),
+        workers=processes,
+        answered_by=PERSON,
+        is_scripted=model is None,
+    )
+
+
+class Telling:
+    """One telling of a story: what happens on the stage, said as it happens."""
+
+    def __init__(self, stage: Stage, patience_s: float) -> None:
+        self.stage = stage
+        self.patience_s = patience_s
         self._began = time.monotonic()
 
-    async def tell(self) -> Account:
-        database = self._connection.database.name
-        async with Workers(self._uri, database, self._folder, LEASE_S, self._model) as workers:
-            await self._client.submit(WORKFLOW, {"messages": [{"role": "user", "content": REQUEST}]}, run_id=self._run_id)
-            self._say(f"a client submits run {self._run_id}: “{REQUEST}”")
-
-            a = await self._start(workers, "A")
-            suspended = await a.until("the question", self._client.wait(self._run_id), self._patience)
-            if suspended.frontier is None:
-                raise DemoFailed(f"the run is {suspended.status} instead of waiting for approval: {suspended.error}")
-            self._say("the model asks for the price, the shop quotes it, the model asks for approval: the run is suspended")
-            await a.kill()
-            self._say("worker A gets SIGKILL: no process is left, only MongoDB")
-
-            await self._answer(suspended)
-
-            b = await self._start(workers, "B", hold=KILLED_INSIDE)
-            await b.until(f"the inside of {KILLED_INSIDE}", b.says(f"{HOLDING} {KILLED_INSIDE}"), self._patience)
-            self._say(f"the answer reaches {ASKS}; the model orders; {KILLED_INSIDE} has ordered, and its outcome is not recorded yet")
-            await b.kill()
-            self._say("worker B gets SIGKILL inside the tool: nobody knows whether the order happened")
-
-            c = await self._start(workers, "C")
-            self._say(f"once B's lease of {LEASE_S:g} s is over, C takes the run over; the tool is idempotent, so its policy is to run it again")
-            snapshot = await c.until("the end of the run", self._client.wait(self._run_id), self._patience)
-            self._say(f"the run is {snapshot.status}" + (f": “{last_message(snapshot.output)}”" if snapshot.output is not None else ""))
-            await c.stop()
-            ended = [_ended(worker) for worker in (a, b, c)]
-        return Account(
-            snapshot=snapshot,
-            timeline=timeline(await self._client.history(self._run_id)),
-            effects=Shop(self._folder / "effects").lines(),
-            workers=ended,
-            answered_by=PERSON,
-            is_scripted=self._model is None,
-        )
-
-    async def _start(self, workers: Workers, name: str, *, hold: str | None = None) -> Worker:
+    async def start(self, workers: Workers, name: str, *, hold: str | None = None) -> Worker:
+        """Start a worker."""
         worker = await workers.start(name, hold=hold)
-        self._say(f"worker {name} starts (process {worker.pid})")
+        self.say(f"worker {name} starts (process {worker.pid})")
         return worker
 
-    async def _answer(self, suspended: RunSnapshot) -> None:
+    async def answer(self, suspended: RunSnapshot, answer: Any) -> None:
         """Answer as a person would, who sees only what is stored."""
         assert suspended.frontier is not None
-        view = self._connection.database["open_frontiers"]
+        stage = self.stage
+        view = stage.connection.database["open_frontiers"]
         with no_driver_errors():
-            rows = await view.find({"run": self._run_id}).to_list(None)
-        self._console.print(f'        mongosh> db.open_frontiers.find({{run: "{self._run_id}"}})', style="cyan", markup=False)
+            rows = await view.find({"run": stage.run_id}).to_list(None)
+        self.stage.console.print(f'        mongosh> db.open_frontiers.find({{run: "{stage.run_id}"}})', style="cyan", markup=False)
         for row in rows:
             self._show(row)
         if len(suspended.frontier.entries) != 1:
             raise DemoFailed(f"the model asked {len(suspended.frontier.entries)} questions at once; the demo answers one")
         (entry,) = suspended.frontier.entries
-        given = shlex.quote(f"{entry.activity_id}={json.dumps(ANSWER)}")
-        self._say(f"{PERSON} answers, from this process; the same as:")
-        self._console.print(f"        $ mongo-durable resolve {self._run_id} --answer {given} --by {PERSON}", style="cyan", markup=False)
-        await self._client.resolve(
-            self._run_id,
-            {entry.activity_id: ANSWER},
+        given = shlex.quote(f"{entry.activity_id}={json.dumps(answer)}")
+        self.say(f"{PERSON} answers, from this process; the same as:")
+        self.stage.console.print(f"        $ mongo-durable resolve {stage.run_id} --answer {given} --by {PERSON}", style="cyan", markup=False)
+        await stage.client.resolve(
+            stage.run_id,
+            {entry.activity_id: answer},
             generation=suspended.frontier.generation,
             digest=suspended.frontier.digest,
             resolved_by=PERSON,
         )
 
-    def _say(self, what: str) -> None:
-        self._console.print(Text.assemble((f"{time.monotonic() - self._began:5.1f} s ", "dim"), what))
+    def say(self, what: str) -> None:
+        """Tell what has happened."""
+        self.stage.console.print(Text.assemble((f"{time.monotonic() - self._began:5.1f} s ", "dim"), what))
 
     def _show(self, row: Mapping[str, Any]) -> None:
-        self._console.print(Text("\n".join(f"        {line}" for line in json.dumps(row, indent=2, default=str).splitlines()), style="cyan"))
+        self.stage.console.print(Text("\n".join(f"        {line}" for line in json.dumps(row, indent=2, default=str).splitlines()), style="cyan"))
 
 
-def _ended(worker: Worker) -> Process:
+def ended(worker: Worker) -> Process:
+    """A worker that has ended, as the account has it."""
     return Process(name=worker.name, pid=worker.pid, exit_code=worker.exit_code)
 
 

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=2.0, help="seconds of silence after which others take over")
     parser.add_argument("--hold", help="name of the tool that never returns after its effect")
     parser.add_argument("--model", help="provider:name instead of the scripted model")
+    parser.add_argument("--deep", action="store_true", help="the research agent instead of the purchase agent")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     threading.Thread(target=_end_with_parent, name="demo-parent", daemon=True).start()
@@ -36,7 +37,12 @@ def main() -> None:
             await asyncio.Event().wait()
 
     named: str | None = arguments.model
-    app = build_app(lambda on_call: ScriptedModel(on_call=on_call) if named is None else named_model(named), Shop(arguments.shop), pause)
+    if arguments.deep:
+        from mongo_durable.demo import research  # needs the extra `deepagents`
+
+        app = research.build_app(Shop(arguments.shop), pause)
+    else:
+        app = build_app(lambda on_call: ScriptedModel(on_call=on_call) if named is None else named_model(named), Shop(arguments.shop), pause)
     has_ended = asyncio.run(Runner([app], concurrency=1, lease=timedelta(seconds=arguments.lease)).run_forever())
     sys.exit(0 if has_ended else 3)
 

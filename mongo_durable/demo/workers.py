@@ -92,11 +92,18 @@ class Worker:
 class Workers:
     """Starts workers, and lets none outlive the block."""
 
-    def __init__(self, uri: str, database: str, folder: Path, lease_s: float, model: str | None) -> None:
+    def __init__(self, uri: str, database: str, folder: Path, lease_s: float, model: str | None, *, is_deep: bool = False) -> None:
         # The environment, not the command line, which every user of the machine can read: a URI may hold a password.
         self._environment = {**os.environ, "MONGO_DURABLE_URI": uri, "MONGO_DURABLE_DATABASE": database}
         self._folder = folder
-        self._arguments = ["--shop", str(folder / "effects"), "--lease", str(lease_s), *(["--model", model] if model is not None else [])]
+        self._arguments = [
+            "--shop",
+            str(folder / "effects"),
+            "--lease",
+            str(lease_s),
+            *(["--model", model] if model is not None else []),
+            *(["--deep"] if is_deep else []),
+        ]
         self._ends = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -355,6 +355,69 @@ class App:
 
         return DurableMiddleware(self.codec, Policy(on_unknown_outcome="rerun", is_start_awaited=False), make_tool)
 
+    def deep_agent(
+        self,
+        model: str | BaseChatModel | None = None,
+        tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] | None = None,
+        *,
+        system_prompt: Any = None,
+        middleware: Sequence[AgentMiddleware[Any, Any, Any]] = (),
+        subagents: Sequence[Any] | None = None,
+        skills: list[str] | None = None,
+        memory: list[str] | None = None,
+        permissions: list[Any] | None = None,
+        backend: Any = None,
+        interrupt_on: dict[str, Any] | None = None,
+        response_format: Any = None,
+        state_schema: type | None = None,
+        context_schema: type | None = None,
+        checkpointer: Any = None,
+        store: Any = None,
+        debug: bool = False,
+        name: str | None = None,
+        cache: Any = None,
+    ) -> Any:
+        """A durable deep agent: `create_deep_agent` of the package deepagents, with its own arguments, for `@app.entrypoint`.
+
+        Models and tools may be given plainly; what is wrapped already is not wrapped twice. Sub-agents stand at `agent/1/<type>/<ordinal>`.
+
+        Returns:
+            A compiled graph, which may also be a node of another graph of the app.
+
+        Raises:
+            ConfigurationError: The extra is not installed, or a part is given in a way that cannot be made durable.
+            UnsupportedGraph: A sub-agent or middleware cannot be made durable.
+        """
+        try:
+            from mongo_durable.langgraph.deep_agents.building import build
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith(("deepagents", "langchain")):
+                raise
+            raise ConfigurationError("app.deep_agent needs the package deepagents: install mongo_durable[deepagents]") from error
+        options = {
+            "tools": tools,
+            "system_prompt": system_prompt,
+            "skills": skills,
+            "memory": memory,
+            "permissions": permissions,
+            "interrupt_on": interrupt_on,
+            "context_schema": context_schema,
+            "checkpointer": checkpointer,
+            "store": store,
+            "debug": debug,
+            "name": name,
+            "cache": cache,
+        }
+        parts = {
+            "model": model,
+            "middleware": middleware,
+            "subagents": subagents,
+            "backend": backend,
+            "response_format": response_format,
+            "state_schema": state_schema,
+        }
+        return build(self, **parts, **options)
+
     def checkpointer(self) -> DurableCheckpointer:
         """What a graph of this app may be compiled with. The driver puts its own scratch in its place for each attempt."""
         return DurableCheckpointer()

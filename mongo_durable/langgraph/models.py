@@ -46,6 +46,12 @@ class DurableModel(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         return dict(self.inner._identifying_params)
 
+    @property
+    def model_name(self) -> str | None:
+        """The wrapped model's own name of what it calls: frameworks look profiles up by it."""
+        named = getattr(self.inner, "model_name", None) or getattr(self.inner, "model", None)
+        return named if isinstance(named, str) else None
+
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         return self.inner._get_ls_params(stop=stop, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,13 +26,33 @@ def check_graph(graph: Any) -> Pregel[Any, Any, Any, Any]:
         hint = ": put the options into the call instead of binding them" if bound else ""
         raise UnsupportedGraph(f"the entrypoint has to return a StateGraph or a compiled graph, not {type(graph).__name__}{hint}")
     _check_pregel(graph, "the graph", is_root=True)
-    for name, child in graph.get_subgraphs(recurse=True):
-        if isinstance(child, Pregel):
-            _check_pregel(child, f"child graph {name!r}", is_root=False, node=name)
+    _check_children(graph)
     return graph
 
 
+def check_child(graph: Pregel[Any, Any, Any, Any], name: str) -> None:
+    """Refuse a compiled sub-agent with a shape that would run wrongly.
+
+    Raises:
+        UnsupportedGraph: Names it, or the node in it, and what to do instead.
+    """
+    _check_pregel(graph, f"sub-agent {name!r}", is_root=False, node=name)
+    _check_children(graph)
+
+
+def _check_children(graph: Pregel[Any, Any, Any, Any]) -> None:
+    for name, child in graph.get_subgraphs(recurse=True):
+        if isinstance(child, Pregel):
+            _check_pregel(child, f"child graph {name!r}", is_root=False, node=name)
+
+
 def _check_pregel(graph: Pregel[Any, Any, Any, Any], what: str, *, is_root: bool, node: str | None = None) -> None:
+    if _is_raw_deep_agent(graph):
+        raise UnsupportedGraph(
+            f"{what} is a deep agent made by create_deep_agent, whose sub-agents are out of reach: make it with app.deep_agent, which takes the same "
+            "arguments",
+            node=node,
+        )
     if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
         raise UnsupportedGraph(
             f"{what} has static interrupts (interrupt_before / interrupt_after), which leave no trace in the history: call interrupt() in the node",
@@ -52,6 +73,15 @@ def _check_pregel(graph: Pregel[Any, Any, Any, Any], what: str, *, is_root: bool
         )
     for name, each in graph.nodes.items():
         _check_node(name, each)
+
+
+def _is_raw_deep_agent(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    if "deepagents.graph" not in sys.modules:
+        return False  # nobody has made one
+    from mongo_durable.langgraph.deep_agents.building import is_durable_agent
+    from mongo_durable.langgraph.deep_agents.seams import is_deep_agent
+
+    return is_deep_agent(graph) and not is_durable_agent(graph)
 
 
 def _check_node(name: str, node: Any) -> None:

@@ -24,7 +24,7 @@ from mongo_durable.engine.attempt import ActivityCall, Attempt, StartResult
 from mongo_durable.engine.process import Process
 from mongo_durable.errors import AttemptOver
 from mongo_durable.langgraph.app import _engine_loop
-from mongo_durable.protocol.events import ActivityKind, Event, EventType, RunStatus
+from mongo_durable.protocol.events import Event, EventType, RunStatus
 from mongo_durable.protocol.history import History, fold
 from mongo_durable.store import events, heads
 from mongo_durable.store.connection import Endpoint
@@ -381,7 +381,7 @@ class Bench:
         first_start = {each.position.text: each for each in reversed(recorded) if each.type is EventType.ACTIVITY_STARTED and each.position}
         started: Counter[tuple[str, str, str]] = Counter()
         for each in first_start.values():
-            shown = each.value["x"] if each.kind is ActivityKind.ACTIVITY else each.value
+            shown = each.value["x"] if each.name == "act" else each.value
             started[(str(each.kind), str(each.name), repr(shown))] += 1
         self.attempts += history.attempts
         return Told(
