@@ -33,7 +33,7 @@ Document = dict[str, Any]
 MAJORITY = WriteConcern("majority")
 DEFAULT_DATABASE = "mongo_durable"
 _CODEC: CodecOptions[Document] = CodecOptions(document_class=dict, tz_aware=True, tzinfo=UTC)
-# With the last two, commands on a connection that died without a word fail after 15 seconds, not after the driver's 30.
+# What the user has set stands. With the last two, commands on a connection that died without a word fail after 15 seconds, not after the driver's 30.
 _OWN_CLIENT_OPTIONS: dict[str, Any] = {
     "appname": "mongo_durable",
     "serverSelectionTimeoutMS": 10_000,
@@ -94,7 +94,7 @@ class Endpoint:
         if settings is None:
             raise ConfigurationError("the settings of client= cannot be read with this driver version: pass uri= beside it")
         kept = {name: value for name, value in settings.items() if name not in ("_connect", "connect", "document_class", "tz_aware", "type_registry")}
-        return {**kept, **_OWN_CLIENT_OPTIONS}
+        return {**_OWN_CLIENT_OPTIONS, **kept, "appname": _OWN_CLIENT_OPTIONS["appname"]}
 
     async def aclose(self) -> None:
         """Close this loop's connection, if it was made here."""
@@ -104,9 +104,10 @@ class Endpoint:
 
 
 def _client(driver: Callable[..., T], uri: str) -> T:
+    options = uri.rpartition("?")[2].lower()  # an argument would overrule what the URI says
     try:
         with no_driver_errors():
-            return driver(uri, **_OWN_CLIENT_OPTIONS)
+            return driver(uri, **{name: value for name, value in _OWN_CLIENT_OPTIONS.items() if f"{name}=".lower() not in options})
     except ValueError:  # how PyMongo refuses a host or port; its text may quote the URI
         raise ConfigurationError("the MongoDB URI cannot be read: check its host and port; a password in it has to be percent-encoded") from None
 

@@ -130,3 +130,13 @@ async def test_a_transaction_that_fails_leaves_nothing(connection: Connection, r
     with pytest.raises(ValueError, match=run_id):
         await connection.transaction(body)
     assert await connection.database["meta"].find_one({"_id": run_id}) is None
+
+
+def test_what_the_uri_says_stands(mongo_uri: str, shared_database: str) -> None:
+    """Our own time limits are for a URI that names none: what somebody has set is not overruled, in whatever case it is written."""
+    named = f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}serverselectiontimeoutms=7000&connectTimeoutMS=3000"
+    for uri, selection_s, connect_s in ((mongo_uri, 10, 10), (named, 7, 3)):
+        with Endpoint(uri, shared_database).sync_client() as client:
+            assert client.options.server_selection_timeout == selection_s
+            assert client.options.pool_options.connect_timeout == connect_s
+            assert client.options.pool_options.appname == "mongo_durable"
