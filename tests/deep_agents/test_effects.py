@@ -113,7 +113,7 @@ def test_a_file_system_is_changed_once(bench: Bench, inputs: Inputs, tmp_path: P
 def test_a_file_system_under_crashes(bench: Bench, inputs: Inputs, tmp_path: Path, colour: Colour) -> None:
     """Operations that may be done again are; an edit whose process died is asked about; recorded ones never run again."""
     asked: list[Any] = []
-    for point in range(1, 30, 9):
+    for point in range(2, 90, 17):
         CountingFiles.done.clear()
         root = tmp_path / str(point)
         (root / "work").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_a_file_system_under_crashes(bench: Bench, inputs: Inputs, tmp_path: Pat
             return {"verdict": "completed", "result": {"path": edit["file_path"], "occurrences": 1}}
 
         backend = CountingFiles(root_dir=root, virtual_mode=True)
-        run(bench, workers(backend, file_worker(), "A", "B"), colour, say=look, killer=At(points=[point]), order=random.Random(point))
+        run(bench, workers(backend, file_worker(), "A", "B"), colour, say=look, killer=At(point), order=random.Random(point))
         for name in "AB":
             assert (root / "work" / f"{name}.md").read_text() == f"on {name}\n"
             assert CountingFiles.done[f"edit /work/{name}.md"] == 1
@@ -298,8 +298,9 @@ def test_a_summary_is_made_once(bench: Bench, inputs: Inputs, tmp_path: Path, co
     make = summarizing(StateBackend() if where == "state" else CountingFiles(root_dir=tmp_path, virtual_mode=True))
     calm = run(bench, make, colour)
     assert completed(calm, "LLM").total() >= 2 * 5 + 2 + 2, "answers of workers and root, and a summary for each worker"
-    for point in range(3, 60, 25):
-        shaken = run(bench, make, colour, killer=At(points=[point]), order=random.Random(point), say=_verdict_or_answer)
+    for point in (10, 45, 80, 110):
+        shaken = run(bench, make, colour, killer=(killer := At(point)), order=random.Random(point), say=_verdict_or_answer)
+        assert killer.is_done
         assert shaken.positions == calm.positions
     given = [min(each) for each in inputs.of(calm.events[0].run_id).values()]
     assert any("/conversation_history/session_" in each for each in given)
