@@ -101,7 +101,7 @@ def test_a_file_system_is_changed_once(bench: Bench, inputs: Inputs, tmp_path: P
 def test_a_file_system_under_crashes(bench: Bench, inputs: Inputs, tmp_path: Path, colour: Colour) -> None:
     """Operations that may be done again are; an edit whose process died is asked about; recorded ones never run again."""
     asked: list[Any] = []
-    for point in range(2, 90, 17):
+    for point in range(5, 90, 28):
         CountingFiles.done.clear()
         root = tmp_path / str(point)
         (root / "work").mkdir(parents=True)

@@ -17,7 +17,7 @@ from tests.langgraph.kit import ASKING, Ledger, answer
 from tests.langgraph.test_shapes import assert_no_body_without_a_start, assert_same_effects
 
 COLOURS: tuple[Colour, ...] = ("async", "sync")
-POINTS = max(6, ATTEMPTS // 330)
+POINTS = max(5, ATTEMPTS // 400)
 """At so many points, evenly spread, the parallel researchers of each number and colour die; at all of them when there are no more."""
 SHARE = max(5, ATTEMPTS // 400)
 """Abandoned and other attempts of each tree in each colour, at least."""
