@@ -170,7 +170,9 @@ def watched_inputs() -> Iterator[Inputs]:
 
     def effect(self: DurableModel, session: Any, messages: list[BaseMessage], *rest: Any) -> Any:
         made = real(self, session, messages, *rest)
-        inputs.note(session.attempt.run_id, made.call.position.text, messages)
+        # An attempt that is over goes on for a while where something swallows that (summarization does), and calls nobody any more.
+        if session.attempt.failure is None:
+            inputs.note(session.attempt.run_id, made.call.position.text, messages)
         return made
 
     DurableModel._effect = effect  # type: ignore[method-assign]

@@ -97,8 +97,9 @@ def test_every_decision_in_sub_agents_and_at_the_top(bench: Bench, inputs: Input
     calm = run(bench, gated(mode), colour, say=deciding(said), ledger=ledger)
     assert {given for _, _, given in ledger.of("plain")} == {repr({"q": each}) for each in ran}
     ledger = Ledger()
-    points = [random.Random(f"{decision}{mode}{colour}").randrange(1, 60)]
-    shaken = run(bench, gated(mode), colour, say=deciding(said), ledger=ledger, killer=At(points=points))
+    killer = At(random.Random(f"{decision}{mode}{colour}").randrange(1, 50))
+    shaken = run(bench, gated(mode), colour, say=deciding(said), ledger=ledger, killer=killer)
+    assert killer.is_done
     assert shaken.state == calm.state
     assert (shaken.frontiers, shaken.positions) == (calm.frontiers, calm.positions)
     assert {given for _, _, given in ledger.of("plain")} == {repr({"q": each}) for each in ran}

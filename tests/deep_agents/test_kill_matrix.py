@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -17,22 +17,38 @@ from tests.langgraph.kit import ASKING, Ledger, answer
 from tests.langgraph.test_shapes import assert_no_body_without_a_start, assert_same_effects
 
 COLOURS: tuple[Colour, ...] = ("async", "sync")
-POINTS = max(6, ATTEMPTS // 330)
+POINTS = max(5, ATTEMPTS // 400)
 """At so many points, evenly spread, the parallel researchers of each number and colour die; at all of them when there are no more."""
 SHARE = max(5, ATTEMPTS // 400)
 """Abandoned and other attempts of each tree in each colour, at least."""
 
 
-@dataclass(slots=True)
 class At(Killer):
-    """Abandons the attempts of a run after these numbers of calls of the engine, one after the other, and then no more."""
+    """Abandons the attempt of a run that makes these calls of the engine, counted over all its attempts.
 
-    random: random.Random = field(default_factory=lambda: random.Random(0))
-    points: list[int] = field(default_factory=list)
+    Attributes:
+        spent: How many there have been.
+    """
 
-    def budget(self) -> int | None:
-        """The next point."""
-        return self.points.pop(0) if self.points else None
+    def __init__(self, *points: int) -> None:
+        super().__init__(random.Random(0))
+        self._points = sorted(points)
+        self.spent = 0
+
+    def budget(self) -> Any:
+        """Itself: every attempt takes from it."""
+        return self
+
+    def __isub__(self, calls: int) -> At:
+        self.spent += calls
+        return self
+
+    def __lt__(self, _: int) -> bool:
+        """Whether the attempt is over with this call."""
+        is_over = bool(self._points) and self.spent > self._points[0]
+        if is_over:
+            self._points.pop(0)
+        return is_over
 
     def chunks(self) -> int | None:
         """Nobody goes away."""
@@ -42,6 +58,11 @@ class At(Killer):
         """Nothing is cancelled."""
         return None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all of them were reached."""
+        return not self._points
+
 
 @pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -50,15 +71,19 @@ def test_parallel_researchers_that_die_at_every_point(bench: Bench, inputs: Inpu
     make = researching(count, "plain", "ask", "plain")
     expected = bench.plainly(make, HELLO, colour)
     ledger = Ledger()
-    calm = bench.complete(make, HELLO, colour, ledger, order=random.Random(count))
+    counting = At()
+    calm = bench.complete(make, HELLO, colour, ledger, killer=counting, order=random.Random(count))
     assert without_times(calm.state) == without_times(expected.state)
     assert_same_effects(calm, expected.ledger)
     assert ledger.without(*ASKING) == expected.ledger.without(*ASKING), "without a crash no body runs twice"
-    for point in points(calm, count + len(colour)):
+    for point in points(counting.spent, count + len(colour)):
         ledger = Ledger()
-        # Sometimes a second death, during the replay after the first or in what follows it.
-        deaths = [point] if point % 3 else [point, point // 2]
-        shaken = bench.complete(make, HELLO, colour, ledger, killer=At(points=list(deaths)), order=random.Random(point))
+        # Sometimes a second death soon after, during the replay after the first.
+        deaths = [point] if point % 3 else [point, point + 9]
+        killer = At(*deaths)
+        shaken = bench.complete(make, HELLO, colour, ledger, killer=killer, order=random.Random(point))
+        assert killer.is_done
+        assert shaken.attempts == calm.attempts + len(deaths)
         assert without_times(shaken.state) == without_times(calm.state)
         assert (shaken.positions, shaken.frontiers) == (calm.positions, calm.frontiers)
         assert_same_effects(shaken, expected.ledger)
@@ -66,9 +91,8 @@ def test_parallel_researchers_that_die_at_every_point(bench: Bench, inputs: Inpu
         assert_ran_once(shaken, ledger, expected.ledger, len(deaths) * (count + 1))
 
 
-def points(calm: Told, offset: int) -> range:
-    """Before and after each start and each completion an attempt can be abandoned."""
-    calls = 4 * len(calm.positions)
+def points(calls: int, offset: int) -> range:
+    """Before and after each start and each completion an attempt can be abandoned: at so many of these calls, in all stages of the run."""
     stride = max(1, calls // POINTS)
     return range(offset % stride, calls, stride)
 

@@ -156,6 +156,22 @@ def test_an_edited_call() -> None:
     assert request.state[seams.EDITED_CALLS_KEY]["call-A"]["args"]["description"] == "B"
 
 
+@tool
+def breaks(q: str) -> str:
+    """Fail."""
+    raise LookupError(q)
+
+
+def test_whose_errors_the_model_reads() -> None:
+    """Arguments that do not fit become a message for the model, also those of a task; what a tool raises comes out of the agent."""
+    mistakes = [call("plain", "1", wrong="x"), call("task", "2", description="A"), call("nobody", "3"), task("A", "nobody", "4")]
+    said = agent(order(*mistakes)).invoke({"messages": [("user", "go")]})["messages"]
+    assert [each.status for each in said if each.type == "tool"] == ["error", "error", "error", "success"]
+    model = Speaker(say=in_turn(order(call("breaks", "1", q="x"))), ledger=Ledger(), name_="m")
+    with pytest.raises(LookupError):
+        create_deep_agent(model=model, tools=[breaks]).invoke({"messages": [("user", "go")]})
+
+
 def test_answered_calls_get_no_worker() -> None:
     """A call that has a result already, such as a rejected one, is not sent; its response keeps it."""
     messages = [HumanMessage("x"), order(call("plain", "1", q="1"), call("plain", "2", q="2")), ToolMessage("no", tool_call_id="1")]

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from tests.deep_agents.kit import HELLO, call, in_turn, order, researcher, researching, speaker, subagent, task
-from tests.langgraph.kit import Kit
+from tests.langgraph.kit import Kit, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,23 @@ def _children(kit: Kit) -> Any:
     for name in ("left", "right"):
         graph.add_node(name, researching(2, "plain", "ask")(kit))
         graph.add_edge(START, name)
+    return graph.compile()
+
+
+@tree("called twice in a body that asks", {"lines": []})
+def _called_twice(kit: Kit) -> Any:
+    root = in_turn(order(task("A", "research"), task("B", "research")), order(task("C", "research")), AIMessage("done"))
+    agent = kit.app.deep_agent(model=speaker(kit, "root", root), tools=kit.tools, subagents=[subagent(kit, "research", researcher("plain", "ask"))])
+
+    async def body(state: State) -> State:
+        first = await kit.call(agent, {"messages": [("user", "one")]})
+        said = kit.interrupt("between?")
+        second = await kit.call(agent, {"messages": [("user", "two")]})
+        return {"lines": [[str(each.content) for each in (*first["messages"], *second["messages"])], said, kit.interrupt("after?")]}
+
+    graph = StateGraph(State)
+    graph.add_node("body", kit.body(body))
+    graph.add_edge(START, "body")
     return graph.compile()
 
 
