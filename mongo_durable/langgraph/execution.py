@@ -20,7 +20,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import resolve_frontier
+from mongo_durable.engine.resolving import expire, resolve_frontier
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -231,6 +231,8 @@ class Executor:
                         f"this app is {self._app.name!r} {self._app.version!r}",
                         run_id=run_id,
                     )
+                if head.status is RunStatus.SUSPENDED and head.available_at is not None and await expire(process.connection, run_id):
+                    continue  # nobody answered in time, and there need not be a runner that sees to it
                 if head.status.is_rest:
                     return await self._result(process, head)
                 # Somebody else has it, dead or alive; only now is a change stream worth its connection.

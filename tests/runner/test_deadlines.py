@@ -237,6 +237,19 @@ async def test_many_runners_expire_a_frontier_once(client: DurableClient, app: A
     await app.aclose()
 
 
+async def test_a_direct_call_needs_no_runner_to_go_on_after_a_deadline(client: DurableClient, app: App) -> None:
+    """Who calls for a run whose question is past its deadline goes on with the default; before that, the question is shown again."""
+    one_node(app, lambda _: {"seen": [app.interrupt("approval", expires_in=SOON, default="none")]})
+    first = await app.ainvoke({"value": 1}, run_id="r")
+    again = await app.ainvoke(None, run_id="r")
+    assert again["__interrupt__"] == first["__interrupt__"]
+    await asyncio.sleep(SOON.total_seconds())  # by the server's clock there is no event to wait for
+    final = await app.ainvoke(None, run_id="r")
+    await app.aclose()
+    assert final["seen"] == ["none"]
+    assert "frontier.expired" in await types(client, "r")
+
+
 async def test_a_question_before_its_deadline_takes_its_answer(client: DurableClient, app: App) -> None:
     """An answer in time is an answer like any other, checked against its schema; a default that does not fit is refused when it is asked."""
     schema = {"type": "object", "required": ["approved"]}
