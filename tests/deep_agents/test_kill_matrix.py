@@ -19,6 +19,8 @@ from tests.langgraph.test_shapes import assert_no_body_without_a_start, assert_s
 COLOURS: tuple[Colour, ...] = ("async", "sync")
 POINTS = max(5, ATTEMPTS // 400)
 """At so many points, evenly spread, the parallel researchers of each number and colour die; at all of them when there are no more."""
+DEATHS = max(4, ATTEMPTS // 500)
+"""So many attempts of a tree's run are abandoned at most."""
 SHARE = max(5, ATTEMPTS // 400)
 """Abandoned and other attempts of each tree in each colour, at least."""
 
@@ -125,7 +127,7 @@ def test_a_tree_ends_as_if_it_had_never_stopped(bench: Bench, inputs: Inputs, tr
     while attempts < SHARE or not is_shaken:
         seed, is_shaken = seed + 1, True
         ledger = Ledger()
-        killer = Killer(random.Random(seed))
+        killer = Killer(random.Random(seed), left=DEATHS)
         shaken = bench.complete(tree.make, tree.given, colour, ledger, say=answer, killer=killer, order=random.Random(seed))
         attempts += shaken.attempts
         assert without_times(shaken.state) == without_times(expected.state)
