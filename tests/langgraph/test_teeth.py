@@ -13,8 +13,7 @@ from mongo_durable.langgraph import scope as scopes
 from mongo_durable.langgraph import tools
 from tests.langgraph.bench import Bench, Colour
 from tests.langgraph.shapes import SHAPES
-from tests.langgraph.test_shapes import Row
-from tests.langgraph.test_shapes import test_a_graph_ends_as_if_it_had_never_stopped as check_row
+from tests.langgraph.test_shapes import Row, check_row
 
 TRIES = 10
 
