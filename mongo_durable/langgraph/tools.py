@@ -29,16 +29,12 @@ one_call_at_a_time: contextvars.ContextVar[bool] = contextvars.ContextVar("mongo
 """Set inside `app.tool_node`, which runs each call by itself and combines their interrupts."""
 
 
-class DurableTool(BaseTool):
-    """A tool whose calls are recorded once and never executed again. Outside a durable run it behaves like the tool it wraps."""
+class WrappedTool(BaseTool):
+    """A tool that stands for another one: whoever asks it how it is called hears of the tool inside."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     inner: BaseTool
-    codec: Any
-    policy: Policy
-    is_wrapped: Callable[[str], bool]
-    """Whether a tool name is one of the application's durable tools."""
 
     @property
     def func(self) -> Any:
@@ -55,6 +51,15 @@ class DurableTool(BaseTool):
 
     async def _arun(self, *args: Any, **kwargs: Any) -> Any:
         return await self.inner._arun(*args, **kwargs)
+
+
+class DurableTool(WrappedTool):
+    """A tool whose calls are recorded once and never executed again. Outside a durable run it behaves like the tool it wraps."""
+
+    codec: Any
+    policy: Policy
+    is_wrapped: Callable[[str], bool]
+    """Whether a tool name is one of the application's durable tools."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         session = current_session()

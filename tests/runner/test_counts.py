@@ -7,7 +7,7 @@ import gc
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -32,13 +32,6 @@ MANY = 10_000
 
 async def asks(state: State) -> dict[str, Any]:
     return {"seen": [interrupt("may I?")]}
-
-
-@pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs and answers."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
 
 
 @pytest.fixture

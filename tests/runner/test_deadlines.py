@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, TypedDict
 
@@ -18,20 +18,13 @@ from mongo_durable.errors import ConfigurationError, FrontierExpired, InterruptE
 from mongo_durable.store.connection import Endpoint
 from tests.engine.workflows import PATIENCE_S, State, one_node, until_known
 from tests.runner.fleets import Gate
-from tests.support.invariants import assert_invariants
+
+pytestmark = pytest.mark.usefixtures("sound")
 
 SOON = timedelta(seconds=0.5)
 LATER = timedelta(hours=1)
 RARELY: dict[str, Any] = {"sweep_interval": timedelta(seconds=600), "lease": timedelta(seconds=60)}
 """A runner whose sweep comes too late to help: what is due has to be known."""
-
-
-@pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs and answers them."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
-    assert_invariants(mongo_uri, database)
 
 
 @pytest.fixture

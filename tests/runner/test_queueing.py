@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,13 +20,6 @@ from tests.engine.workflows import PATIENCE_S, Commands, State, one_node, until,
 from tests.runner.fleets import Gate, counted_runner
 
 SWEEP = timedelta(seconds=0.2)
-
-
-@pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs and waits for them."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,10 @@ from tests.crash.worker import ScriptedModel
 from tests.engine.workflows import State, one_node, until, until_known
 from tests.runner.fleets import Gate
 from tests.runner.test_deadlines import _ended, side_by_side
-from tests.support.invariants import assert_invariants
+
+pytestmark = pytest.mark.usefixtures("sound")
 
 SWEEP = timedelta(seconds=0.2)
-
-
-@pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs and stops them."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
-    assert_invariants(mongo_uri, database)
 
 
 @pytest.fixture

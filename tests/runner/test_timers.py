@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypedDict
 
@@ -19,24 +18,26 @@ from mongo_durable.errors import ConfigurationError, UnsupportedGraph
 from mongo_durable.protocol.events import ActivityKind
 from tests.engine.workflows import PATIENCE_S, State, one_node, until, until_known
 from tests.runner.test_deadlines import RARELY, _ended, side_by_side, suspended
-from tests.support.invariants import assert_invariants
+
+pytestmark = pytest.mark.usefixtures("sound")
 
 LONG_S = 3.0
 """Longer than what is waited out in the process."""
 
 
 @pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
-    assert_invariants(mongo_uri, database)
-
-
-@pytest.fixture
 def app(mongo_uri: str, database: str) -> App:
     """A workflow without a graph yet."""
     return App("sleeps", uri=mongo_uri, database=database)
+
+
+async def asleep(client: DurableClient, runner: Runner) -> None:
+    """Wait until the run `r` sleeps and its runner has nothing to do."""
+
+    async def is_asleep() -> bool:
+        return (await client.get_run("r")).status == "ready" and not runner.running
+
+    await until_known(is_asleep)
 
 
 class Diary:
@@ -63,14 +64,10 @@ async def test_a_long_sleep_holds_no_process(client: DurableClient, app: App) ->
     diary = Diary(app, seconds=LONG_S)
     async with Runner([app], **RARELY) as runner:
         await client.submit("sleeps", {"value": 1}, run_id="r")
-
-        async def is_asleep() -> bool:
-            return (await client.get_run("r")).status == "ready" and not runner.running
-
-        await until_known(is_asleep)
-        asleep = await client.get_run("r")
-        assert asleep.waits_for is not None
-        assert "not to go on before" in asleep.waits_for
+        await asleep(client, runner)
+        sleeping = await client.get_run("r")
+        assert sleeping.waits_for is not None
+        assert "not to go on before" in sleeping.waits_for
         done = await _ended(client, "r")
     assert diary.ran == ["before", "after"]
     history = await client.history("r")
@@ -78,8 +75,8 @@ async def test_a_long_sleep_holds_no_process(client: DurableClient, app: App) ->
     assert [str(event.type) for event in timer] == ["activity.started", "activity.completed"]
     assert done.attempt == 2
     until_ = timer[0].data["until"]
-    assert asleep.available_at is not None
-    assert abs(asleep.available_at - until_) < timedelta(milliseconds=2)
+    assert sleeping.available_at is not None
+    assert abs(sleeping.available_at - until_) < timedelta(milliseconds=2)
     assert done.ended_at is not None
     assert done.ended_at >= until_
 
@@ -99,11 +96,7 @@ async def test_a_sleep_survives_every_process(client: DurableClient, app: App, m
     Diary(app, seconds=LONG_S)
     async with Runner([app], **RARELY) as runner:
         await client.submit("sleeps", {"value": 1}, run_id="r")
-
-        async def is_asleep() -> bool:
-            return (await client.get_run("r")).status == "ready" and not runner.running
-
-        await until_known(is_asleep)
+        await asleep(client, runner)
     other = App("sleeps", uri=mongo_uri, database=database)
     diary = Diary(other, until=datetime.now(UTC) + timedelta(days=1))
     async with Runner([other], **RARELY):
@@ -178,11 +171,7 @@ async def test_a_sync_node_sleeps_without_a_thread(client: DurableClient, mongo_
     one_node(app, node)
     async with Runner([app], **RARELY) as runner:
         await client.submit("sleeps", {"value": 1}, run_id="r")
-
-        async def is_asleep() -> bool:
-            return (await client.get_run("r")).status == "ready" and not runner.running
-
-        await until_known(is_asleep)
+        await asleep(client, runner)
         assert not inside
         assert (await _ended(client, "r")).output["seen"] == ["after"]
 
@@ -248,11 +237,7 @@ async def test_a_sleeping_run_can_be_cancelled(client: DurableClient, app: App) 
     diary = Diary(app, seconds=LONG_S)
     async with Runner([app], **RARELY) as runner:
         await client.submit("sleeps", {"value": 1}, run_id="r")
-
-        async def is_asleep() -> bool:
-            return (await client.get_run("r")).status == "ready" and not runner.running
-
-        await until_known(is_asleep)
+        await asleep(client, runner)
         assert (await client.cancel("r")).status == "cancelled"
         await client.submit("sleeps", {"value": 1}, run_id="witness", available_at=timedelta(seconds=LONG_S))
         await until(lambda: diary.ran.count("before") == 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +14,6 @@ from mongo_durable.errors import RunError
 from tests.engine.workflows import PATIENCE_S, State, one_node, until_known
 
 SWEEP = timedelta(seconds=0.2)
-
-
-@pytest.fixture
-async def client(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who submits runs and answers them."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from langchain_core.messages.tool import ToolCall
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.config import get_config
-from pydantic import ConfigDict
 
 from mongo_durable.langgraph.deep_agents.identity import Delegated, delegated
 from mongo_durable.langgraph.deep_agents.seams import EDITED_CALLS_KEY, TASK_TOOL, last_response
 from mongo_durable.langgraph.scope import Root, Scope, current_place, current_session, here, inside_body
 from mongo_durable.langgraph.seams import PUSH, current_task_path
+from mongo_durable.langgraph.tools import WrappedTool
 from mongo_durable.protocol.identity import segment
 
 _Place = tuple[tuple[str, ...], int]
@@ -66,30 +66,11 @@ _ordinals: weakref.WeakKeyDictionary[Root, _Ordinals] = weakref.WeakKeyDictionar
 _creating = threading.Lock()
 
 
-class DelegatingTool(BaseTool):
+class DelegatingTool(WrappedTool):
     """deepagents' `task` tool, whose sub-agents know where they stand. What it does and says stays its own."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    inner: BaseTool
     types: frozenset[str]
     """The sub-agents that there are. A call for another one is answered by the tool itself: the model reads what it did wrong."""
-
-    @property
-    def func(self) -> Any:
-        """The wrapped function: the tool node looks at its signature for injected arguments."""
-        return getattr(self.inner, "func", None)
-
-    @property
-    def coroutine(self) -> Any:
-        """The wrapped coroutine function."""
-        return getattr(self.inner, "coroutine", None)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner._run(*args, **kwargs)
-
-    async def _arun(self, *args: Any, **kwargs: Any) -> Any:
-        return await self.inner._arun(*args, **kwargs)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with self._delegated(input):
