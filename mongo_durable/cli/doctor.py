@@ -45,15 +45,19 @@ def doctor(as_json: AsJson = False, uri: Uri = None, database: Database = None) 
         )
     else:
         out = console()
-        out.print(f"{len(runners)} runners live", markup=False)
+        out.print(_counted(len(runners), "runner", "live"), markup=False)
         for runner in runners:
             out.print(f"  {printable(runner.owner)} serves {printable(', '.join(f'{name} {version}' for name, version in sorted(runner.serves)))}")
         for name, found in troubled.items():
-            out.print(f"{len(found)} runs {name}" + (f" (the first {_AT_MOST} are shown)" if len(found) == _AT_MOST else ""), markup=False)
+            out.print(_counted(len(found), "run", name) + (f" (the first {_AT_MOST} are shown)" if len(found) == _AT_MOST else ""), markup=False)
             for run in found:
                 out.print(f"  {printable(run.run_id)}: {printable(_brief(run)['why'])}", markup=False)
     if any(troubled.values()):
         raise typer.Exit(1)
+
+
+def _counted(number: int, what: str, how: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'} {how}"
 
 
 def _brief(run: RunSnapshot) -> dict[str, Any]:

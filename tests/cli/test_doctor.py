@@ -48,7 +48,7 @@ def test_what_goes_nowhere_is_shown_with_its_reason(cli: Cli, client: SyncDurabl
             assert held["why"].endswith("CorruptHistory: broken")
             assert [(each["run_id"], each["why"]) for each in shown["parked"]] == [("parked", "5 processes died in a row")]
             said = (await asyncio.to_thread(cli, "doctor")).stdout
-            assert "1 runners live" in said
+            assert "1 runner live" in said
             assert "parked: 5 processes died in a row" in said
 
     asyncio.run(serve())
