@@ -18,7 +18,8 @@ def cursors(client: pymongo.MongoClient[dict[str, Any]], database: str) -> list[
         {"$currentOp": {"idleCursors": True}},
         {"$match": {"ns": f"{database}.runs", "cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}}},
     ]
-    return [each["cursor"]["cursorId"] for each in client.admin.aggregate(stages)]
+    # A cursor whose read ends while the server lists is listed as busy and as idle.
+    return list(dict.fromkeys(each["cursor"]["cursorId"] for each in client.admin.aggregate(stages)))
 
 
 class Follower:
