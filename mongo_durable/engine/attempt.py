@@ -528,7 +528,7 @@ class Attempt:
         await self._process.appender.drain(self._channel)
         complete = replace(ending, unsaved=self.history.unsaved)
         await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, complete))
-        telemetry.count("runs.ended", workflow=self.claimed.head.workflow, status=ending.type.value.removeprefix("run."))
+        telemetry.count("runs.ended", workflow=self.claimed.head.workflow, status=heads.ENDING[ending.type])
 
     async def end_as_stopped(self) -> None:
         """End the run as it was marked to be ended: cancelled, or failed at its deadline. See `end`."""

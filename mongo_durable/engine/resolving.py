@@ -86,10 +86,14 @@ def _check_pins(frontier: StoredFrontier, generation: int | None, digest: str | 
             )
 
 
+def schema_faults(schema: Any, answer: Any) -> list[str]:
+    """What of an answer does not fit a JSON Schema, as `path: message`."""
+    validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    return [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(answer)]
+
+
 def _check_answer(run_id: str, activity_id: str, schema: Mapping[str, Any], answer: Any) -> None:
-    stored_schema: Any = decode(dict(schema))
-    validator = validator_for(stored_schema, default=jsonschema.Draft202012Validator)(stored_schema)
-    faults = [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(answer)]
+    faults = schema_faults(decode(dict(schema)), answer)
     if faults:
         raise InvalidAnswer(
             f"run {run_id}: the answer to {activity_id} does not fit its schema at {', '.join(fault.partition(':')[0] for fault in faults)}",

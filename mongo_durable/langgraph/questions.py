@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import jsonschema
-from jsonschema.validators import validator_for
 from langgraph import types
 from langgraph.types import Interrupt
 from pydantic import TypeAdapter
 
+from mongo_durable.engine.resolving import schema_faults
 from mongo_durable.errors import ConfigurationError, InterruptExpired
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.scope import current_session
@@ -44,10 +43,8 @@ def ask(name: str, value: Any, response_schema: Any, expires_in: timedelta | Non
         raise ConfigurationError(f"the question {name!r} has a default, but no deadline: give expires_in=")
     if expires_in is not None and expires_in <= timedelta():
         raise ConfigurationError(f"the question {name!r} has a deadline that has passed already")
-    if default is not UNANSWERED and schema is not None:
-        faults = [fault.message for fault in validator_for(schema, default=jsonschema.Draft202012Validator)(schema).iter_errors(default)]
-        if faults:
-            raise ConfigurationError(f"the default of the question {name!r} does not fit its schema: {faults[0]}")
+    if default is not UNANSWERED and schema is not None and (faults := schema_faults(schema, default)):
+        raise ConfigurationError(f"the default of the question {name!r} does not fit its schema at {faults[0]}")
     if current_session() is None:
         return types.interrupt(value)  # plain LangGraph: whoever resumes the thread answers, and nobody watches a deadline
     answer = types.interrupt(Asked(name, value, schema, expires_in, default))

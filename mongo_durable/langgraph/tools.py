@@ -98,21 +98,22 @@ class DurableTool(WrappedTool):
         return call.leave(result, arrival.stopped)
 
 
+def shown_as(tool: BaseTool) -> dict[str, Any]:
+    """What a tool that stands for `tool` has from it: all that models and agents see."""
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "args_schema": tool.args_schema,
+        "return_direct": tool.return_direct,
+        "response_format": tool.response_format,
+        "tags": tool.tags,
+        "metadata": tool.metadata,
+    }
+
+
 def durable_tool(tool: BaseTool, codec: Codec, policy: Policy, is_wrapped: Callable[[str], bool]) -> DurableTool:
     """Wrap a tool."""
-    return DurableTool(
-        name=tool.name,
-        description=tool.description,
-        args_schema=tool.args_schema,
-        return_direct=tool.return_direct,
-        response_format=tool.response_format,
-        tags=tool.tags,
-        metadata=tool.metadata,
-        inner=tool,
-        codec=codec,
-        policy=policy,
-        is_wrapped=is_wrapped,
-    )
+    return DurableTool(**shown_as(tool), inner=tool, codec=codec, policy=policy, is_wrapped=is_wrapped)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ import math
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Self
@@ -253,7 +252,8 @@ class Runner:
         room = self._room()
         if room > 0:
             known = [*process.running, *self._candidates]
-            found = await claims.claimable(connection, list(self._served()), lease.owner, known, self._dead, room, full=due.full)
+            served = [workflow for workflow in self._apps if self._has_room_for(workflow[0])]
+            found = await claims.claimable(connection, served, lease.owner, known, self._dead, room, full=due.full)
             self._is_crowded = bool(due.full) or len(found) >= room
             for each in found:
                 workflow = (each.workflow, each.version)
@@ -276,14 +276,10 @@ class Runner:
         """How many more attempts may be started now."""
         return 0 if self._is_draining else self._concurrency - len(self._attempts)
 
-    def _served(self) -> dict[tuple[str, str], str]:
-        """The workflows of which another attempt may be started now, with their code versions."""
-        busy = Counter(self._workflows.values())
-        return {
-            workflow: app.code_version
-            for workflow, app in self._apps.items()
-            if busy[app.name] < self._workflow_concurrency.get(app.name, self._concurrency)
-        }
+    def _has_room_for(self, workflow: str) -> bool:
+        """Whether one more attempt of a workflow may be started, as far as its own concurrency goes."""
+        running = sum(each == workflow for each in self._workflows.values())
+        return running < self._workflow_concurrency.get(workflow, self._concurrency)
 
     def _consider(self, process: Process, run_id: str, takeable_owners: Sequence[str], turn_s: float, workflow: str) -> None:
         """Try to claim a run when it is this runner's turn."""
@@ -302,9 +298,6 @@ class Runner:
             self._candidates[run_id] = asyncio.get_running_loop().call_later(turn_s, try_it)
         else:
             try_it()
-
-    def _has_room_for(self, workflow: str) -> bool:
-        return any(name == workflow for name, _ in self._served())
 
     def _forget(self, run_id: str) -> None:
         candidate = self._candidates.pop(run_id, None)

@@ -16,8 +16,8 @@ from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import RunLimit
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.heads import NOT_ENDED
 
-_NOT_ENDED = [status.value for status in RunStatus if not status.is_end]
 _WAITING = [RunStatus.PENDING.value, RunStatus.READY.value, RunStatus.SUSPENDED.value]
 
 
@@ -82,10 +82,10 @@ def _pipeline(owner: str, limit: int) -> list[dict[str, Any]]:
     stopped = [{"$match": {"status": RunStatus.RUNNING.value, "owner": owner, "cancel": {"$ne": None}}}]
     others = [
         _told("expired", [*_at("available_at", [RunStatus.SUSPENDED.value], "$lte"), {"$limit": limit}]),
-        _told("overdue", [*_at("deadline_at", _NOT_ENDED, "$lte"), {"$limit": limit}]),
+        _told("overdue", [*_at("deadline_at", NOT_ENDED, "$lte"), {"$limit": limit}]),
         _told("place", _PLACES, "$limit"),
         _told("wait", [*_at("available_at", _WAITING, "$gt"), {"$limit": 1}], {"$subtract": ["$available_at", "$$NOW"]}),
-        _told("wait", [*_at("deadline_at", _NOT_ENDED, "$gt"), {"$limit": 1}], {"$subtract": ["$deadline_at", "$$NOW"]}),
+        _told("wait", [*_at("deadline_at", NOT_ENDED, "$gt"), {"$limit": 1}], {"$subtract": ["$deadline_at", "$$NOW"]}),
     ]
     return [*_told("stopped", stopped), *({"$unionWith": {"coll": "runs", "pipeline": each}} for each in others)]
 

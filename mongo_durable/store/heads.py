@@ -26,6 +26,8 @@ NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
 """What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
 
 
+NOT_ENDED = [status.value for status in RunStatus if not status.is_end]
+
 NEWS: Mapping[str, Any] = {
     "news": {"$concat": ["$workflow.name", "\n", "$workflow.version", "\n", {"$dateToString": {"date": "$$NOW"}}]},
 }

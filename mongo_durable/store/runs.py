@@ -24,7 +24,7 @@ from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, Run
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
+from mongo_durable.store.heads import NEWS, NOT_ENDED, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out
 
 PAST_DEADLINE = "RunDeadlineExceeded"
@@ -33,7 +33,6 @@ PAST_DEADLINE = "RunDeadlineExceeded"
 PARKED = "RunParked"
 """Type of the recorded error of a run whose attempts kept killing their processes."""
 
-_LIVE = [status.value for status in RunStatus if not status.is_end]
 _CANCEL_TRIES = 50
 _FIRST_PAUSE_MS = 500
 _LONGEST_PAUSE_MS = 60_000
@@ -488,7 +487,7 @@ async def cancel(connection: Connection, run_id: str, reason: str | None, cancel
 async def end_past_deadline(connection: Connection, run_id: str, owner: str) -> bool:
     """Fail a run whose deadline has passed, whatever it does now, in the way of `cancel`. False: not due, or ended otherwise."""
     stop = _Stop(reason=None, is_deadline=True, condition=_PAST_DEADLINE)
-    if await connection.runs.find_one({"_id": run_id, "status": {"$in": _LIVE}, **stop.condition}, {"_id": 1}) is None:
+    if await connection.runs.find_one({"_id": run_id, "status": {"$in": NOT_ENDED}, **stop.condition}, {"_id": 1}) is None:
         return False
     return (await _stop(connection, run_id, owner, stop)).status is RunStatus.FAILED
 

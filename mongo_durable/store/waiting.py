@@ -21,10 +21,14 @@ async def reasons(connection: Connection, heads: Iterable[RunHead]) -> Mapping[s
     waiting = [head for head in heads if head.status in _WAITING]
     if not waiting:
         return {}
-    served = {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
+    served = await _served(connection)
     full = await full_limits(connection) if any(head.limit is not None for head in waiting) else []
     found = ((head.run_id, _reason(head, served, full)) for head in waiting)
     return {run_id: reason for run_id, reason in found if reason is not None}
+
+
+async def _served(connection: Connection) -> set[tuple[str, str]]:
+    return {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
 
 
 def _reason(head: RunHead, served: Iterable[tuple[str, str]], full: Iterable[str]) -> str | None:
@@ -43,7 +47,7 @@ def _reason(head: RunHead, served: Iterable[tuple[str, str]], full: Iterable[str
 @store_call
 async def unserved(connection: Connection, limit: int) -> list[RunHead]:
     """Runs that could go on, but whose workflow and version no live runner serves; the oldest first."""
-    served = {workflow for runner in await claims.live_runners(connection) for workflow in runner.serves}
+    served = await _served(connection)
     wanted: dict[str, object] = {"status": {"$in": [status.value for status in _WAITING]}}
     if served:
         wanted["$nor"] = [{"workflow.name": name, "workflow.version": version} for name, version in served]

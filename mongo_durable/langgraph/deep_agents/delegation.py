@@ -27,7 +27,7 @@ from mongo_durable.langgraph.deep_agents.identity import Delegated, delegated
 from mongo_durable.langgraph.deep_agents.seams import EDITED_CALLS_KEY, TASK_TOOL, last_response
 from mongo_durable.langgraph.scope import Root, Scope, current_place, current_session, here, inside_body
 from mongo_durable.langgraph.seams import PUSH, current_task_path
-from mongo_durable.langgraph.tools import WrappedTool
+from mongo_durable.langgraph.tools import WrappedTool, shown_as
 from mongo_durable.protocol.identity import segment
 
 _Place = tuple[tuple[str, ...], int]
@@ -100,18 +100,7 @@ class DelegatingTool(WrappedTool):
 
 def delegating_tool(task: BaseTool, types: frozenset[str]) -> DelegatingTool:
     """Wrap a `task` tool."""
-    return DelegatingTool(
-        name=task.name,
-        description=task.description,
-        args_schema=task.args_schema,
-        return_direct=task.return_direct,
-        response_format=task.response_format,
-        tags=task.tags,
-        metadata=task.metadata,
-        handle_tool_error=task.handle_tool_error,
-        inner=task,
-        types=types,
-    )
+    return DelegatingTool(**shown_as(task), handle_tool_error=task.handle_tool_error, inner=task, types=types)
 
 
 def _path(scope: Scope, named: str, call: Mapping[str, Any], state: Any, types: frozenset[str]) -> tuple[str, ...]:
