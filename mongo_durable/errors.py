@@ -33,6 +33,7 @@
     │   └── CancelRequested
     └── StoreError                  about the database
         ├── StoreUnavailable
+        ├── NotPermitted
         ├── CommitUnknown
         └── CorruptHistory
 
@@ -328,6 +329,22 @@ class StoreUnavailable(StoreError):
     """MongoDB cannot be reached. You may not conclude that the write was not applied."""
 
     retryable = True
+
+
+class NotPermitted(StoreError):
+    """The database user may not do this: give it a role that allows it (`mongo-durable init --roles` makes them).
+
+    What was refused was not done. What the same call did before it stands.
+
+    Attributes:
+        action: MongoDB's name of what was refused (`insert`, `changeStream`, …), or None where the server did not say.
+        collection: What it was to be done on, or None.
+        roles: The roles of mongo_durable that allow it, the weakest first; empty for what only an admin does.
+    """
+
+    action: str | None = None
+    collection: str | None = None
+    roles: list[str] = []  # noqa: RUF012 - never changed; an instance has its own
 
 
 class CommitUnknown(StoreError):

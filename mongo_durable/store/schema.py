@@ -13,16 +13,16 @@ from typing import Any
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from mongo_durable.errors import ConfigurationError, ReplicaSetRequired, SchemaVersionMismatch
+from mongo_durable.errors import ConfigurationError, NotPermitted, ReplicaSetRequired, SchemaVersionMismatch
 from mongo_durable.protocol.events import FrontierStatus, RunStatus
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.roles import ROLES, privileges
 
 OLDEST_SERVER = (6, 0)
 _META_ID = "schema"
 _NAMESPACE_EXISTS = 48
-_UNAUTHORIZED = 13
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -255,6 +255,21 @@ async def ensure_schema(connection: Connection) -> None:
     )
 
 
+@store_call
+async def ensure_roles(connection: Connection) -> None:
+    """Create the custom roles in this database, or bring them up to date. An admin's step; not on Atlas, where roles are made outside the database.
+
+    Raises:
+        NotPermitted: The user may not create roles.
+    """
+    database = connection.database
+    found = await database.command("rolesInfo", list(ROLES))
+    existing = {each["role"] for each in found["roles"]}
+    for role in ROLES:
+        command = "updateRole" if role in existing else "createRole"
+        await database.command({command: role, "privileges": privileges(role, database.name), "roles": []})
+
+
 async def _create(connection: Connection, name: str, options: dict[str, Any]) -> None:
     try:
         await connection.database.command({"create": name, **options})
@@ -289,12 +304,10 @@ async def prepare(connection: Connection) -> None:
     if not connection.is_schema_set_up:
         try:
             await ensure_schema(connection)
-        except ConfigurationError as error:
-            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == _UNAUTHORIZED:
-                raise ConfigurationError(
-                    "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
-                ) from error
-            raise
+        except NotPermitted as error:
+            raise ConfigurationError(
+                "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
+            ) from error
     connection.is_schema_set_up = True
 
 
