@@ -183,7 +183,11 @@ class DurableClient:
         self._wakeups: Wakeups | None = None
 
     async def __aenter__(self) -> Self:
-        await self._connection()
+        try:
+            await self._connection()
+        except BaseException:
+            await self.aclose()  # there will be no __aexit__
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -201,11 +201,12 @@ async def _clock(connection: Connection) -> list[Finding]:
     if abs(difference) - took / 2 <= LARGEST_CLOCK_DIFFERENCE:
         return []
     seconds = difference.total_seconds()
+    which = "behind" if seconds > 0 else "ahead of"
     return [
         Finding(
             "clock",
             Severity.WARNING,
-            f"this machine's clock is {abs(seconds):.1f} s {'behind' if seconds > 0 else 'ahead of'} the server's: leases and deadlines hold, for they go "
+            f"this machine's clock is {abs(seconds):.1f} s {which} the server's: leases and deadlines hold, for they go "
             "by the server's; times of events are the writer's, and mislead; run NTP on both",
         )
     ]
