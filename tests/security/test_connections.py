@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mongo_durable import App, DurableClient, Runner
-from mongo_durable.errors import ConfigurationError, StoreUnavailable
+from mongo_durable.errors import ConfigurationError
 from tests.engine.workflows import one_node
 from tests.security.conftest import GROUP
 from tests.support.secured import SecuredMongo
@@ -38,10 +38,3 @@ async def test_a_user_who_is_not_let_in_is_told_why(wrong: str, secured: Secured
         async with DurableClient(uri, database=database):
             pass
     assert password not in str(refused.value)
-
-
-async def test_a_server_that_nobody_vouches_for_is_not_talked_to(secured: SecuredMongo, database: str) -> None:
-    """With TLS, a certificate of an unknown authority keeps the client away."""
-    with pytest.raises(StoreUnavailable):
-        async with DurableClient(f"{secured.root_uri}&tls=true&serverSelectionTimeoutMS=300", database=database):
-            pass
