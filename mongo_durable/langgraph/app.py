@@ -39,6 +39,7 @@ from mongo_durable.langgraph.effects import Policy
 from mongo_durable.langgraph.execution import Executor, Work
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
 from mongo_durable.langgraph.tools import DurableTool, durable_tool
@@ -83,6 +84,9 @@ class App:
         lease: How long this process may be silent before others take its runs over.
         max_crashes: After so many processes in a row that died while they executed a run, and recorded nothing more of it, the run is parked: it
             fails with RunParked and kills no more. Somebody can retry it.
+        redact: What the history shows of an effect's input: it gets kind, name and arguments, and returns what is shown in their place, also to a
+            person who is asked whether the effect happened. It changes nothing else: digests and outcomes are those of the true values. It is called
+            again in every attempt. If it raises, nothing of the input is shown.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class App:
         sync: bool = False,
         lease: timedelta = DEFAULT_LEASE,
         max_crashes: int = 5,
+        redact: Redact | None = None,
     ) -> None:
         if not name or not version:
             raise ConfigurationError("an App needs a name and a version")
@@ -106,6 +111,7 @@ class App:
         self.name = name
         self.version = version
         self.is_sync = sync
+        self.redact = redact
         self.codec = Codec(types)
         self._uri = uri
         self._database = database

@@ -29,6 +29,7 @@ from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
@@ -75,6 +76,7 @@ class Driver:
         local: What only this process has: callbacks, tags, metadata, max_concurrency.
         base: The thread's committed state, as the graph's saver wrote it, or None.
         request: What the caller wants streamed; None streams nothing.
+        redact: See `App`.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Driver:
         local: RunnableConfig | None = None,
         base: ThreadState | None = None,
         request: StreamRequest | None = None,
+        redact: Redact | None = None,
     ) -> None:
         self.attempt = attempt
-        self.session = Session(attempt)
+        self.session = Session(attempt, redact)
         self._codec = codec
         self._saver = self.session.root.saver
         self._graph = graph.copy({"checkpointer": self._saver})

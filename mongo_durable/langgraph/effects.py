@@ -23,6 +23,7 @@ from mongo_durable.langgraph.control import CONTROL_FLOW, DurableSignal, marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.current import CurrentActivity, set_current_activity
 from mongo_durable.langgraph.messages import stamp
+from mongo_durable.langgraph.redaction import redacted
 from mongo_durable.langgraph.scope import Scope, Session, inside_body
 from mongo_durable.langgraph.seams import is_invalid_resume
 from mongo_durable.protocol.canonical import digest
@@ -173,6 +174,8 @@ def start_effect(
 ) -> Effect:
     """Take the position of an effect. Call this where the body calls the effect, before anything is awaited."""
     input_digest = digest(semantic_input)
+    if session.redact is not None and shown_input is not None:
+        shown_input = redacted(session.redact, codec, kind, name, shown_input)
     position, is_overlapped = scope.allocate(kind, name, input_digest, tool_call_id)
     call = ActivityCall(
         position=position,

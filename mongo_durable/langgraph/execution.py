@@ -310,7 +310,8 @@ class Executor:
         try:
             base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
             settings = self._app.codec.decode(claimed.head.settings)
-            return Work(process, attempt, Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request), local, request)
+            driver = Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request, self._app.redact)
+            return Work(process, attempt, driver, local, request)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
             raise await self.conclude(attempt, error) from None
 

@@ -33,6 +33,7 @@ from langgraph.runtime import ExecutionInfo, get_runtime
 from mongo_durable.engine.attempt import Attempt, Pending
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.control import DurableSignal, is_marker
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.seams import PULL, TaskPath, current_task_path, is_call, parent_namespace
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.identity import ROOT_PATH, Position, segment
@@ -302,8 +303,9 @@ class InterruptWatch(GraphCallbackHandler):
 class Session:
     """What all bodies of one attempt share: who is running, which activities pend at rest, and which timers have still to fire."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, redact: Redact | None = None) -> None:
         self.attempt = attempt
+        self.redact = redact
         self.root = Root(attempt)
         self.watch = InterruptWatch()
         self.pending: dict[Position, Pending] = {}
