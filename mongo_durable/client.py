@@ -25,11 +25,13 @@ from mongo_durable.protocol.values import Tagged, decode, encode
 from mongo_durable.store import events, forks, frontiers, heads, memory, runs, schema, waiting
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Resolution, RunHead, RunLimit, StoredFrontier
+from mongo_durable.store.sealing import SEALED_TYPE
 from mongo_durable.store.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from mongo_durable.encryption import Cipher
     from mongo_durable.langgraph.codec import Codec
 
 T = TypeVar("T")
@@ -174,11 +176,20 @@ class DurableClient:
         database: None takes `MONGO_DURABLE_DATABASE`, else `mongo_durable`.
         client: A client that the application holds, instead of a URI.
         codec: For types that the application registered with its App (`app.codec`).
+        cipher: As the App has it; without its keys, values that it encrypted are shown as they are stored, and no encrypted question can be answered.
     """
 
-    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        database: str | None = None,
+        client: Any = None,
+        codec: Codec | None = None,
+        cipher: Cipher | None = None,
+    ) -> None:
         found = uri or (os.environ.get("MONGO_DURABLE_URI") if client is None else None)
-        self._endpoint = Endpoint(found, database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE), client)
+        self._endpoint = Endpoint(found, database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE), client, cipher)
         self._codec = codec
         self._wakeups: Wakeups | None = None
 
@@ -438,7 +449,12 @@ class DurableClient:
 
     def decode(self, plain: Any) -> Any:
         """The application value of a plain value."""
-        return self._codec.decode(plain) if self._codec is not None else decode(plain, revive=_revive)
+        return decode(plain, revive=self._revive)
+
+    def _revive(self, tagged: Tagged) -> object:
+        if self._codec is not None and tagged.type != SEALED_TYPE:
+            return self._codec.revive(tagged)
+        return _revive(tagged)
 
     def _snapshot(self, head: RunHead, frontier: Frontier | None, reasons: Mapping[str, str], *, has_output: bool = True) -> RunSnapshot:
         return RunSnapshot(
@@ -503,7 +519,7 @@ def _convert(value: object) -> Tagged | None:
 def _revive(tagged: Tagged) -> object:
     if tagged.type.partition(":")[0] in ("langchain", "langgraph"):
         return _default_codec().revive(tagged)
-    return tagged  # a type that only the application knows: shown as it is stored
+    return tagged  # encrypted, or of a type that only the application knows: shown as it is stored
 
 
 def _default_codec() -> Codec:
@@ -515,11 +531,19 @@ def _default_codec() -> Codec:
 class SyncDurableClient:
     """`DurableClient` for plain scripts and notebooks: the same methods, blocking. It lives on an event loop of its own thread."""
 
-    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        database: str | None = None,
+        client: Any = None,
+        codec: Codec | None = None,
+        cipher: Cipher | None = None,
+    ) -> None:
         if client is not None:
             raise ConfigurationError("SyncDurableClient takes a uri: an async client belongs to its own event loop")
         self._thread = LoopThread("mongo_durable-client")
-        self._client = DurableClient(uri, database=database, codec=codec)
+        self._client = DurableClient(uri, database=database, codec=codec, cipher=cipher)
 
     def __enter__(self) -> Self:
         self._call(self._client.__aenter__())

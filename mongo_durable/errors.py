@@ -34,6 +34,7 @@
     └── StoreError                  about the database
         ├── StoreUnavailable
         ├── NotPermitted
+        ├── DecryptionFailed
         ├── CommitUnknown
         └── CorruptHistory
 
@@ -345,6 +346,16 @@ class NotPermitted(StoreError):
     action: str | None = None
     collection: str | None = None
     roles: list[str] = []  # noqa: RUF012 - never changed; an instance has its own
+
+
+class DecryptionFailed(StoreError):
+    """A stored value is encrypted, and this process does not have the key for it, or the value was changed.
+
+    Attributes:
+        key_id: Id of the key that the value names.
+    """
+
+    key_id: str
 
 
 class CommitUnknown(StoreError):

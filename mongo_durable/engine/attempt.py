@@ -196,10 +196,12 @@ class Attempt:
 
         Raises:
             CorruptHistory: It breaks the protocol.
+            DecryptionFailed: Its values are encrypted, and this process has not the key.
         """
         recorded: Sequence[Event] | None = claimed.recorded
         if recorded is None:
             recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+            events.require_readable(claimed.head.run_id, recorded)
         telemetry.count("attempts", workflow=claimed.head.workflow)
         return cls(process, lease, claimed, fold(claimed.head.run_id, recorded))
 

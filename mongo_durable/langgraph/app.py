@@ -21,6 +21,7 @@ from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
+from mongo_durable.encryption import Cipher
 from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
@@ -87,6 +88,7 @@ class App:
         redact: What the history shows of an effect's input: it gets kind, name and arguments, and returns what is shown in their place, also to a
             person who is asked whether the effect happened. It changes nothing else: digests and outcomes are those of the true values. It is called
             again in every attempt. If it raises, nothing of the input is shown.
+        cipher: Encrypts every stored value: see `mongo_durable.encryption`. Clients that answer need the same keys.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class App:
         lease: timedelta = DEFAULT_LEASE,
         max_crashes: int = 5,
         redact: Redact | None = None,
+        cipher: Cipher | None = None,
     ) -> None:
         if not name or not version:
             raise ConfigurationError("an App needs a name and a version")
@@ -112,6 +115,7 @@ class App:
         self.version = version
         self.is_sync = sync
         self.redact = redact
+        self._cipher = cipher
         self.codec = Codec(types)
         self._uri = uri
         self._database = database
@@ -136,7 +140,8 @@ class App:
         """
         if self._endpoint is None:
             uri = self._uri or (os.environ.get(URI_VARIABLE) if self._client is None else None)
-            self._endpoint = Endpoint(uri, self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE), self._client)
+            database = self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE)
+            self._endpoint = Endpoint(uri, database, self._client, self._cipher)
         return self._endpoint
 
     def process(self) -> Process:

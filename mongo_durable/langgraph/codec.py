@@ -33,8 +33,9 @@ from langchain_core.tools import ToolException
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
-from mongo_durable.errors import ActivityFailed, ConfigurationError, PayloadError
+from mongo_durable.errors import ActivityFailed, ConfigurationError, DecryptionFailed, PayloadError
 from mongo_durable.protocol.values import Tagged, decode, encode
+from mongo_durable.store.sealing import SEALED_TYPE
 
 _MESSAGES: dict[str, type[BaseMessage]] = {
     "human": HumanMessage,
@@ -139,6 +140,7 @@ class Codec:
 
         Raises:
             PayloadError: The type is not known here.
+            DecryptionFailed: The value is encrypted, and was not opened.
         """
         value: Any = tagged.value
         match tagged.type:
@@ -156,6 +158,11 @@ class Codec:
                 return Overwrite(value)
             case str(tag) if tag == _APPLICATION_TAG and value["name"] in self._types:
                 return _rebuild(self._types[value["name"]], value["value"])
+            case str(tag) if tag == SEALED_TYPE:
+                raise DecryptionFailed(
+                    f"a value is encrypted with key {value['key']!r}, which this process does not have: give App or DurableClient a cipher= with it",
+                    key_id=value["key"],
+                )
             case _:
                 name = value["name"] if isinstance(value, dict) and "name" in value else tagged.type
                 raise PayloadError(f"a stored value is of type {name}, which this process does not know: register it with App(types=[…])")

@@ -44,6 +44,8 @@ from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.documents import RunHead, StoredFrontier
+from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import require_open
 from mongo_durable.store.wakeups import Listener
 from mongo_durable.telemetry import about
 
@@ -309,7 +311,9 @@ class Executor:
         process.running[claimed.head.run_id] = attempt
         try:
             base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
-            settings = self._app.codec.decode(claimed.head.settings)
+            (stored,) = await bring_in(process.connection, claimed.head.run_id, [claimed.head.settings])
+            require_open(claimed.head.run_id, [stored])
+            settings = self._app.codec.decode(stored)
             driver = Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request, self._app.redact)
             return Work(process, attempt, driver, local, request)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import Document, event_from
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import require_open, sealed_error
 
 _ONE_BATCH = 1_000_000  # the reply is cut at 16 MB anyway; a normal history is one reply
 
@@ -35,7 +37,17 @@ async def read_history(connection: Connection, run_id: str, *, up_to: int | None
             raise CorruptHistory(f"run {run_id}: event {index} is missing", run_id=run_id, seq=index)
     if up_to is not None and len(documents) != up_to - after:
         raise CorruptHistory(f"run {run_id}: the history ends at event {after + len(documents)}, expected {up_to}", run_id=run_id, seq=up_to)
-    return await _with_values(connection, run_id, [event_from(document) for document in documents])
+    return await _with_values(connection, run_id, [event_from(document, connection.cipher) for document in documents])
+
+
+def require_readable(run_id: str, recorded: Iterable[Event]) -> None:
+    """Refuse a history with values that this process cannot decrypt: who executes or copies the run has to know them.
+
+    Raises:
+        DecryptionFailed: There is one.
+    """
+    for event in recorded:
+        require_open(run_id, [event.value, *event.data.get("answers", {}).values(), sealed_error(event.error)])
 
 
 async def _with_values(connection: Connection, run_id: str, events: list[Event]) -> list[Event]:

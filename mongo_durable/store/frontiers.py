@@ -26,7 +26,7 @@ from mongo_durable.errors import (
 )
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, in_position_order
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_digest, in_position_order
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
@@ -46,6 +46,7 @@ from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
+from mongo_durable.store.sealing import require_open, seal
 
 
 @store_call
@@ -73,6 +74,7 @@ async def suspend(
     run_id, generation = head.run_id, head.generation + 1
     ordered = in_position_order(entries)
     values = await move_out_all(connection, run_id, [entry.value for entry in ordered])
+    defaults = [None if entry.default is UNANSWERED else seal(connection.cipher, run_id, entry.default) for entry in ordered]
     whole = frontier_digest(ordered)
     remembered = await memory.documents(connection, head, unsaved)
     frontier_id = f"{run_id}/{generation}"
@@ -110,7 +112,7 @@ async def suspend(
         dated = [replace(entry, expires_at=_deadline(entry, opened_at)) for entry in ordered]
         opened = {
             **document,
-            "entries": [entry_document(entry, value) for entry, value in zip(dated, values, strict=True)],
+            "entries": [entry_document(entry, value, default) for entry, value, default in zip(dated, values, defaults, strict=True)],
             "opened_at": opened_at,
             "expires_at": moved["available_at"],
         }
@@ -162,9 +164,11 @@ def _listed(entry: FrontierEntry) -> Document:
 
 async def _from_document(connection: Connection, document: Mapping[str, Any]) -> StoredFrontier:
     check_version(document)
-    values = await bring_in(connection, document["run_id"], [entry["value"] for entry in document["entries"]])
+    run_id, entries = document["run_id"], document["entries"]
+    values = await bring_in(connection, run_id, [entry["value"] for entry in entries])
+    defaults = await bring_in(connection, run_id, [entry.get("default") for entry in entries])
     return StoredFrontier(
-        run_id=document["run_id"],
+        run_id=run_id,
         workflow=document["workflow"],
         thread_id=document["thread_id"],
         generation=document["generation"],
@@ -172,7 +176,7 @@ async def _from_document(connection: Connection, document: Mapping[str, Any]) ->
         seq=document["seq"],
         fence=document["fence"],
         attempt=document["attempt"],
-        entries=tuple(entry_from(entry, value) for entry, value in zip(document["entries"], values, strict=True)),
+        entries=tuple(entry_from(*each) for each in zip(entries, values, defaults, strict=True)),
         digest=document["digest"],
         opened_at=document["opened_at"],
         expires_at=document["expires_at"],
@@ -224,11 +228,13 @@ async def resolve(
         UnknownActivity, IncompleteResolution: The answers are not exactly the frontier's.
         ResolutionConflict: Other answers were first.
         FrontierExpired, StaleGeneration, RunNotSuspended: The frontier is not open any more.
+        DecryptionFailed: The questions are encrypted, and this process cannot read them: its answers would be stored in the clear.
 
     Writes: `runs`, `frontiers`, `resolutions`, `activity_events` in one transaction; the body may run more than once.
     Invariants: I6, I10.
     """
     run_id, generation = frontier.run_id, frontier.generation
+    require_open(run_id, [entry.value for entry in frontier.entries])
     _check_complete(frontier, answers)
     frontier_id = f"{run_id}/{generation}"
     answers_digest = digest(dict(answers))

@@ -21,6 +21,7 @@ from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import open_error
 
 NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
 """What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
@@ -38,6 +39,9 @@ runner that hears of a run has to know whether it serves it. The time makes it n
 def milliseconds(duration: timedelta) -> int:
     """A duration as documents hold it, rounded."""
     return round(duration.total_seconds() * 1000)
+
+
+_VALUES = ("input", "output", "settings")
 
 
 class Lost(Exception):
@@ -62,7 +66,7 @@ async def insert_event(connection: Connection, session: Session | None, event: E
     """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
     if event.at is None:
         event = replace(event, at=datetime.now(UTC))
-    await connection.activity_events.insert_one(event_document(event, ObjectId()), session=session)
+    await connection.activity_events.insert_one(event_document(event, ObjectId(), connection.cipher), session=session)
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:
@@ -103,7 +107,7 @@ async def free_thread(connection: Connection, session: Session, thread_id: str, 
 
 @store_call
 async def get(connection: Connection, run_id: str) -> RunHead:
-    """The head of a run, with input and output brought in.
+    """The head of a run, with input, output and settings brought in.
 
     Raises:
         RunNotFound: There is none.
@@ -111,7 +115,9 @@ async def get(connection: Connection, run_id: str) -> RunHead:
     document = await connection.runs.find_one({"_id": run_id})
     if document is None:
         raise RunNotFound(f"there is no run {run_id!r} in database {connection.database.name!r}", run_id=run_id)
-    document["input"], document["output"] = await bring_in(connection, run_id, [document["input"], document.get("output")])
+    stored = [document.get(name) for name in _VALUES]
+    document |= zip(_VALUES, await bring_in(connection, run_id, stored), strict=True)
+    document["error"] = open_error(connection.cipher, run_id, document.get("error"))
     return head_from(document)
 
 
@@ -136,7 +142,7 @@ async def listing(
     if thread_id is not None:
         wanted["thread_id"] = thread_id
     documents = await connection.runs.find(wanted).sort("submitted_at", -1).limit(limit).to_list(None)
-    return [head_from(document) for document in documents]
+    return [head_from({**document, "error": open_error(connection.cipher, document["_id"], document.get("error"))}) for document in documents]
 
 
 ENDING = {
