@@ -61,6 +61,7 @@ class DurableError(Exception):
         code: Stable machine-readable name of the class, in snake case.
         run_id: The run that it is about, or None.
         retryable: Whether the same call may succeed later without a change by the caller.
+        fields: What the class names besides, such as `expected` and `found`.
     """
 
     code: ClassVar[str] = "durable_error"
@@ -73,7 +74,7 @@ class DurableError(Exception):
     def __init__(self, message: str | None = None, *, run_id: str | None = None, **fields: Any) -> None:
         self.message = message or " ".join(inspect.cleandoc(type(self).__doc__ or type(self).__name__).partition("\n\n")[0].split())
         self.run_id = run_id
-        self._fields = fields
+        self.fields = fields
         for name, value in fields.items():
             setattr(self, name, value)
         super().__init__(self.message)
@@ -83,7 +84,7 @@ class DurableError(Exception):
         return f"{self.message}{where} [{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.run_id, self._fields)
+        return _rebuild, (type(self), self.message, self.run_id, self.fields)
 
     def with_run(self, run_id: str) -> Self:
         """Name the run that this error is about, where the raiser could not know it."""
@@ -357,6 +358,10 @@ class ProposalChanged(RunError):
 
     expected: str
     found: str
+
+
+OF_THE_CODE = (ActivityFailed, InterruptExpired, ProposalChanged)
+"""Raised where application code runs, for it to handle: a failure of its activity like any other exception. All our other errors end the attempt."""
 
 
 class AttemptOver(DurableError):
