@@ -47,6 +47,7 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
     async def connected() -> T:
         from mongo_durable.client import DurableClient
         from mongo_durable.encryption import cipher_from_environment
+        from mongo_durable.protocol.frontier import AnswerChannel
         from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
 
         name = database or DEFAULT_DATABASE
@@ -55,7 +56,7 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
         try:
             connection = endpoint.connection()
             # One connection for both: the client uses it as an application's own.
-            async with DurableClient(given, client=connection.client, database=name, cipher=cipher) as client:
+            async with DurableClient(given, client=connection.client, database=name, channel=AnswerChannel.CLI, cipher=cipher) as client:
                 return await work(Opened(client, connection, name))
         finally:
             await endpoint.aclose()

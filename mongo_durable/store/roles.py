@@ -52,13 +52,12 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     },
     "drafts": {
         "viewer": "find",
-        "approver": "find insert update remove",
-        "submitter": "find remove",
-        "runner": "find remove",
+        "approver": "find insert update",
+        "submitter": "find",
         "janitor": "find remove",
     },
     # Not the janitor's either: what was refused stays on record.
-    "audit": {"viewer": "find", "approver": "find insert", "submitter": "find insert", "runner": "insert"},
+    "audit": {"viewer": "find", "approver": "find insert", "submitter": "find", "runner": "insert"},
     "threads": {
         "viewer": "find",
         "approver": "find update",  # a run that ends frees its thread

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mongo_durable import App, DurableClient, Runner
 from mongo_durable.cli.commands import app as command_line
-from mongo_durable.errors import ConfigurationError, NotPermitted
+from mongo_durable.errors import ConfigurationError, NotPermitted, ResolutionError
 from mongo_durable.store import schema
 from mongo_durable.store.roles import ROLES, TABLE, privileges
 from tests.engine.workflows import State, one_node, until_known
@@ -120,7 +120,16 @@ async def test_users_with_few_rights_do_the_whole_work(
         assert (await submitter.cancel("work", reason="not needed")).status == "cancelled"
         await submitter.submit("workshop", {"value": "ask"}, run_id="second", thread_id="t")
         await submitter.wait("second", timeout=30)
-        assert (await submitter.cancel("second")).status == "cancelled"
+        (question,) = (await approver.open_frontiers(run_id="second"))[0].entries
+        with pytest.raises(ResolutionError):
+            await approver.resolve("second", {"act_unknown": "yes"}, resolved_by="approver-7")
+        assert [refusal.code for refusal in await viewer.refusals("second")] == ["unknown_activity"]
+        drafted = await approver.draft_answer("second", {question.activity_id: "yes"}, answered_by="approver-8")
+        assert drafted.resolution is not None
+        assert (await approver.wait("second", timeout=30)).status == "completed"
+        await submitter.submit("workshop", {"value": "ask"}, run_id="third", thread_id="t")
+        await submitter.wait("third", timeout=30)
+        assert (await submitter.cancel("third")).status == "cancelled"
 
         forked = await (await client_of("runner")).fork("ask", at=0, new_run_id="forked")
         await forked.wait(timeout=30)
@@ -129,7 +138,7 @@ async def test_users_with_few_rights_do_the_whole_work(
         assert out["seen"] == ["nothing"]
         assert (await app.aget_state(config)).values["seen"] == ["nothing"]
 
-    assert {each.run_id for each in await viewer.list_runs()} >= {"ask", "expire", "fail", "sleep", "work", "second", "forked"}
+    assert {each.run_id for each in await viewer.list_runs()} >= {"ask", "expire", "fail", "sleep", "work", "second", "third", "forked"}
     assert [event.type.value for event in await viewer.history("ask")][-1] == "run.completed"
     assert [said.role for said in await viewer.transcript("t")]
     assert await viewer.unserved_runs() == []
