@@ -25,6 +25,7 @@
     │   ├── RunFailed
     │   ├── ActivityFailed
     │   ├── InterruptExpired
+    │   ├── UnusableAnswer
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
@@ -298,6 +299,20 @@ class UnknownOutcome(RunError):
 
 class InterruptExpired(RunError):
     """Nobody answered before the deadline, and the question has no default: raised where the code waited for the answer."""
+
+
+class UnusableAnswer(RunError):
+    """An answer that fits its question's JSON Schema is refused by the model of the code that asked: it is stored, and the run has failed.
+
+    Attributes:
+        activity_id: The question.
+        name: Its name.
+        errors: One text per fault, each with its path.
+    """
+
+    activity_id: str
+    name: str
+    errors: list[str]
 
 
 class AttemptOver(DurableError):

@@ -205,12 +205,18 @@ class Executor:
 
     def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
         if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
-            return {key: self._app.codec.encode(value) for key, value in answer.items()}
-        if len(frontier.entries) == 1:
-            return {frontier.entries[0].activity_id: self._app.codec.encode(answer)}
-        raise ConfigurationError(
-            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
-        )
+            given = dict(answer)
+        elif len(frontier.entries) == 1:
+            given = {frontier.entries[0].activity_id: answer}
+        else:
+            raise ConfigurationError(
+                f"run {frontier.run_id} has {len(frontier.entries)} open questions: "
+                "answer all of them with Command(resume={activity_id: answer, …})"
+            )
+        for entry in frontier.entries:
+            if entry.activity_id in given:
+                given[entry.activity_id] = self._app.interrupt_types.json_answer(frontier.run_id, entry, given[entry.activity_id])
+        return {key: self._app.codec.encode(value) for key, value in given.items()}
 
     async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
         """Claim a run, or wait until whoever has it brings it to a rest."""
