@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 PLACEHOLDER = "durable_pending"
 """In `additional_kwargs` of the ToolMessage that stands in for a suspended call until the last call of its task raises for all."""
 
+_UNHEARD = (
+    "the answer to {} did not reach the code that asked: its body went on without it "
+    "(an `except` around the question, or a tool with handle_validation_error?)"
+)
+
 
 class ScratchSaver(InMemorySaver):
     """Checkpoints of one attempt, or of one isolated body inside it."""
@@ -125,6 +130,8 @@ class ScratchSaver(InMemorySaver):
             position = self._position(config, writes, task_path)
             if position is None:
                 raise root.refuse(f"an interrupt came from a graph that is not part of this run ({namespace!r})")
+            if position in root.asked:
+                raise root.refuse(_UNHEARD.format(activity_id(root.attempt.run_id, position)))
             root.placed.add(interrupt.id)
             root.native[interrupt.id] = position
             path = parse_task_path(task_path)
@@ -139,10 +146,7 @@ class ScratchSaver(InMemorySaver):
         root = self._root
         following = self._position(config, writes, task_path) if root.asked else None
         if following is not None and following in root.asked:
-            root.refuse(
-                f"the answer to {activity_id(root.attempt.run_id, following)} did not reach the code that asked: its body went on without it "
-                "(an `except` around the question, or a tool with handle_validation_error?)"
-            )
+            root.refuse(_UNHEARD.format(activity_id(root.attempt.run_id, following)))
 
     def _position(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_path: str) -> Position | None:
         """Where the task with these writes asks: behind what it has heard answers to. None if its graph is not known."""
