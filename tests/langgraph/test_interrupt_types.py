@@ -657,7 +657,7 @@ def test_a_schema_of_langgraph(bench: Bench, place: str, colour: Colour) -> None
 
 def test_a_node_that_is_named_like_a_type(bench: Bench) -> None:
     """A plain interrupt goes by its node's name; a type of that name has no say in its answers."""
-    asking = Asking(bench, "node", "async", lambda app: interrupt("plain?"))
+    asking = Asking(bench, "node", "async", lambda app: interrupt("plain?", response_schema={"type": "string"}))
     asking.app.interrupt_type("node", response=ApprovalResponse)
     (asked,) = asking.go_on()["__interrupt__"]
     assert asking.frontier.entries[0].name == "node"
