@@ -105,7 +105,7 @@ class _Isolation:
         for each in self._open:
             if not is_marker(each.id):
                 position = self.root.native[each.id]
-                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.native_names[each.id], each)
+                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.asked[position], each)
                 self._session.pending[position] = Pending(entry.digest, entry)
         raise marker("/".join(self._scope.path))
 

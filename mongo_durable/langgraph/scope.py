@@ -151,6 +151,7 @@ class Root:
     Attributes:
         base_path, base_step: Where the tree hangs. An isolated body's steps are segments; the run's root steps are the positions' step.
         native: Position of each native interrupt, by its id.
+        asked: Name of the question at each of these positions.
         placed: Ids of the native interrupts of all trees of the attempt.
         owner: Name of the tool whose isolated body this is, or None.
     """
@@ -172,7 +173,7 @@ class Root:
         self.saver: ScratchSaver = ScratchSaver(self)
         self.placed = placed if placed is not None else set()
         self.native: dict[str, Position] = {}
-        self.native_names: dict[str, str] = {}
+        self.asked: dict[Position, str] = {}
         self.concurrent_children: set[str] = set()
         self.first_step_offset: int | None = None
         self._paths: dict[str, tuple[tuple[str, ...], int | None]] = {"": (base_path, base_step)}
