@@ -57,7 +57,7 @@ def build_ask_user_marker(
         `build_interrupt_marker`.
     """
     pending: dict[str, Any] = {
-        "interrupt_id": interrupt_id or draw_id(_NAME),
+        "interrupt_id": interrupt_id or draw_id(),
         "question": question,
         "choices": None if choices is None else list(choices),
         "tool_call_id": tool_call_id,

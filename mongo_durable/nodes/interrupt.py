@@ -64,7 +64,7 @@ def build_interrupt_marker(
     """
     marker = {
         "name": name,
-        "interrupt_id": interrupt_id or draw_id("interrupt"),
+        "interrupt_id": interrupt_id or draw_id(),
         "payload": {} if payload is None else to_jsonable_python(payload),
         "tool_call_id": tool_call_id,
         "run_id": run_id or next(iter(current_runs()), None),
