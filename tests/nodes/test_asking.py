@@ -110,9 +110,10 @@ def test_an_answer_that_is_a_model(stage: Stage, path: Path) -> None:
         thread = stage.thread()
         out = stage.answer(make, stage.play(make, {"messages": []}, thread, **options), answer, thread, **options)
         assert out[path.response]["response"] == answer.model_dump(mode="json")
-        [question] = asked(stage.play(make, {"messages": []}, thread, **options))
-        out = stage.play(make, Command(resume={question.id: answer}), thread, **options)
-        assert out[path.response]["response"] == answer.model_dump(mode="json")
+    if not stage.is_durable:  # bare, as LangGraph's own users give it
+        thread = stage.thread()
+        stage.play(make, {"messages": []}, thread)
+        assert stage.play(make, Command(resume=Approval()), thread)[path.response]["response"] == {"approved": True, "lines": []}
 
 
 def _agent(app: App | None) -> StateGraph[Any]:
