@@ -86,11 +86,14 @@ class RecordedFrontier:
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A sealed root step: how many activities it had, the digest of their positions, and when the seal was written."""
+    """A sealed root step: how many activities it had, the digest of their positions, and when the seal was written.
+
+    Two seals that differ in their time alone are equal: they seal the same.
+    """
 
     activities: int
     digest: str
-    at: datetime | None
+    at: datetime | None = field(compare=False)
 
 
 @dataclass(slots=True)
