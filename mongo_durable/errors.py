@@ -15,7 +15,14 @@
     │   ├── ResolutionConflict
     │   ├── StaleGeneration
     │   ├── InvalidAnswer
-    │   └── FrontierExpired
+    │   ├── NotAuthorized
+    │   ├── DraftConflict
+    │   ├── FrontierExpired
+    │   └── TokenError              a resume token that opens nothing
+    │       ├── TokenInvalid
+    │       ├── TokenExpired
+    │       ├── TokenOutOfScope
+    │       └── TokenUsed
     ├── RunError                    about one run
     │   ├── RunNotFound
     │   ├── RunConflict
@@ -25,6 +32,7 @@
     │   ├── RunFailed
     │   ├── ActivityFailed
     │   ├── InterruptExpired
+    │   ├── ProposalChanged
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
@@ -53,6 +61,7 @@ class DurableError(Exception):
         code: Stable machine-readable name of the class, in snake case.
         run_id: The run that it is about, or None.
         retryable: Whether the same call may succeed later without a change by the caller.
+        fields: What the class names besides, such as `expected` and `found`.
     """
 
     code: ClassVar[str] = "durable_error"
@@ -65,7 +74,7 @@ class DurableError(Exception):
     def __init__(self, message: str | None = None, *, run_id: str | None = None, **fields: Any) -> None:
         self.message = message or " ".join(inspect.cleandoc(type(self).__doc__ or type(self).__name__).partition("\n\n")[0].split())
         self.run_id = run_id
-        self._fields = fields
+        self.fields = fields
         for name, value in fields.items():
             setattr(self, name, value)
         super().__init__(self.message)
@@ -75,7 +84,7 @@ class DurableError(Exception):
         return f"{self.message}{where} [{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.run_id, self._fields)
+        return _rebuild, (type(self), self.message, self.run_id, self.fields)
 
     def with_run(self, run_id: str) -> Self:
         """Name the run that this error is about, where the raiser could not know it."""
@@ -218,6 +227,45 @@ class FrontierExpired(ResolutionError):
     """The frontier passed its deadline before this answer came: its declared default was recorded."""
 
 
+class NotAuthorized(ResolutionError):
+    """Whoever answers may not give this answer.
+
+    A hook `authorize` raises it to say why, or does not return True.
+    """
+
+
+class DraftConflict(ResolutionError):
+    """Somebody else has answered this question otherwise, in the draft of the same frontier.
+
+    Attributes:
+        activity_id: The question.
+        answered_by: Who.
+    """
+
+    activity_id: str
+    answered_by: str
+
+
+class TokenError(ResolutionError):
+    """A resume token does not allow this answer."""
+
+
+class TokenInvalid(TokenError):
+    """This is no resume token of ours: it was changed, cut, or signed with a key that is not known here."""
+
+
+class TokenExpired(TokenError):
+    """The resume token's time is over: ask for another one."""
+
+
+class TokenOutOfScope(TokenError):
+    """The resume token is for another audience or database."""
+
+
+class TokenUsed(TokenError):
+    """The questions of this resume token were answered before, with other answers: the first ones stand."""
+
+
 class RunError(DurableError):
     """A run is not in a state that allows this."""
 
@@ -298,6 +346,22 @@ class UnknownOutcome(RunError):
 
 class InterruptExpired(RunError):
     """Nobody answered before the deadline, and the question has no default: raised where the code waited for the answer."""
+
+
+class ProposalChanged(RunError):
+    """What was approved is not what is to be done now: ask for approval again.
+
+    Attributes:
+        expected: Digest of what was approved.
+        found: Digest of what is to be done.
+    """
+
+    expected: str
+    found: str
+
+
+OF_THE_CODE = (ActivityFailed, InterruptExpired, ProposalChanged)
+"""Raised where application code runs, for it to handle: a failure of its activity like any other exception. All our other errors end the attempt."""
 
 
 class AttemptOver(DurableError):

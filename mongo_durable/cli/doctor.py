@@ -10,7 +10,7 @@ from mongo_durable.cli.database import Database, Opened, Uri, with_database
 from mongo_durable.cli.output import AsJson, console, print_json, printable
 
 if TYPE_CHECKING:
-    from mongo_durable.client import RunSnapshot
+    from mongo_durable.snapshots import RunSnapshot
     from mongo_durable.store.claims import LiveRunner
 
 _AT_MOST = 100

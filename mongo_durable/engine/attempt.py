@@ -520,19 +520,21 @@ class Attempt:
             self.consumed += 1
             self.answers.update(decision.answers)
             return Answered(decision.answers)
-        entries = [self._with_first_deadline(each.entry) for each in pending.values() if each.entry is not None]
+        entries = [self._as_first_asked(each.entry) for each in pending.values() if each.entry is not None]
         await self._process.appender.drain(self._channel)
         frontier = await self._patiently(
             lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, self.history.unsaved)
         )
         return Suspended(frontier)
 
-    def _with_first_deadline(self, entry: FrontierEntry) -> FrontierEntry:
-        """A question that is asked again, because its frontier expired for another one's sake, keeps the deadline that it had."""
+    def _as_first_asked(self, entry: FrontierEntry) -> FrontierEntry:
+        """A question that is asked again, because its frontier expired for another one's sake, keeps the times that it had."""
         last = self.history.frontiers[-1] if self.history.frontiers else None
         if last is None or last.status is not FrontierStatus.EXPIRED or entry.position not in last.entries or last.is_closed(entry.position):
             return entry
-        return replace(entry, expires_at=last.expires_at.get(entry.activity_id))
+        return replace(
+            entry, expires_at=last.expires_at.get(entry.activity_id), escalates_at=last.escalates_at.get(entry.activity_id, entry.escalates_at)
+        )
 
     async def end(self, ending: runs.Ending) -> None:
         """End the run under this attempt's fence.

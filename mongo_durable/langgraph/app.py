@@ -21,6 +21,7 @@ from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
+from mongo_durable.engine.authorizing import Authorize
 from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome
 from mongo_durable.engine.process import DEFAULT_LEASE, Process
@@ -83,6 +84,8 @@ class App:
         lease: How long this process may be silent before others take its runs over.
         max_crashes: After so many processes in a row that died while they executed a run, and recorded nothing more of it, the run is parked: it
             fails with RunParked and kills no more. Somebody can retry it.
+        authorize: Says who may answer what, for answers that come by `Command(resume=…)`; who answers is `configurable["resolved_by"]`. Give it to
+            every `DurableClient` too (`authorize=app.authorize`). Whoever can write to the database can go past it: that is what roles are for.
     """
 
     def __init__(
@@ -97,12 +100,14 @@ class App:
         sync: bool = False,
         lease: timedelta = DEFAULT_LEASE,
         max_crashes: int = 5,
+        authorize: Authorize | None = None,
     ) -> None:
         if not name or not version:
             raise ConfigurationError("an App needs a name and a version")
         if max_crashes < 1:
             raise ConfigurationError("max_crashes is at least 1")
         self.max_crashes = max_crashes
+        self.authorize = authorize
         self.name = name
         self.version = version
         self.is_sync = sync
@@ -314,6 +319,9 @@ class App:
         response_schema: Any = None,
         expires_in: timedelta | None = None,
         default: Any = UNANSWERED,
+        audience: str | None = None,
+        escalate_in: timedelta | None = None,
+        escalate_to: str | None = None,
     ) -> Any:
         """Ask a person, from a node or a tool: LangGraph's `interrupt` with a name, and with what happens if nobody answers.
 
@@ -323,15 +331,18 @@ class App:
             response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused.
             expires_in: How long the question waits. Then the run goes on with `default`; without one, InterruptExpired is raised here. Other
                 questions that were asked together with it are asked again, and keep their deadlines.
+            audience: Who is asked, in words of the application, such as "managers": what lists can be filtered by and an `authorize` hook is told.
+            escalate_in, escalate_to: After this time this audience is asked as well.
 
         Returns:
             The answer.
 
         Raises:
             InterruptExpired: Nobody answered in time, and there is no default.
-            ConfigurationError: A default without a deadline, or one that does not fit the schema.
+            ConfigurationError: A default without a deadline, or one that does not fit the schema; an escalation without an audience.
         """
-        return questions.ask(name, value, response_schema, expires_in, default)
+        asked = questions.audience_of(name, audience, escalate_in, escalate_to)
+        return questions.ask(name, value, response_schema, expires_in, default, asked)
 
     def middleware(self, *, idempotent_tools: Collection[str] = ()) -> AgentMiddleware[Any, Any, Any]:
         """Make an existing `create_agent(model, tools, middleware=[app.middleware(), …])` durable, with its plain model and tools.

@@ -20,7 +20,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import expire, resolve_frontier
+from mongo_durable.engine.resolving import Rules, expire, resolve_frontier
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -41,9 +41,10 @@ from mongo_durable.langgraph.scope import current_session
 from mongo_durable.langgraph.streaming import StreamRequest
 from mongo_durable.langgraph.topology import check_call
 from mongo_durable.protocol.events import EventType, RunStatus
+from mongo_durable.protocol.frontier import AnswerChannel
 from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
-from mongo_durable.store.documents import RunHead, StoredFrontier
+from mongo_durable.store.documents import Answerer, RunHead, StoredFrontier
 from mongo_durable.store.wakeups import Listener
 from mongo_durable.telemetry import about
 
@@ -135,7 +136,9 @@ class Executor:
             run = await self._active_run(process, thread_id, run_id)
             if graph_input is not None:
                 frontier = await frontiers.current(process.connection, run)
-                await resolve_frontier(process.connection, frontier, self._answers(frontier, graph_input.resume))
+                answerer = Answerer(by=config.get("configurable", {}).get("resolved_by"), channel=AnswerChannel.APP)
+                rules = Rules(authorize=self._app.authorize, decode=self._app.codec.decode)
+                await resolve_frontier(process.connection, frontier, self._answers(frontier, graph_input.resume), answerer, rules=rules)
             return await self._take(process, run, local, request)
         run = run_id or str(uuid.uuid4())
         submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)

@@ -15,7 +15,7 @@ from mongo_durable.errors import ConfigurationError, InterruptExpired
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.scope import current_session
 from mongo_durable.protocol.events import ActivityKind
-from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_entry
+from mongo_durable.protocol.frontier import UNANSWERED, Audience, FrontierEntry, frontier_entry
 from mongo_durable.protocol.identity import Position
 from mongo_durable.store.documents import StoredFrontier
 
@@ -27,6 +27,7 @@ class Asked:
     Attributes:
         expires_in: How long it waits, or None.
         default: The answer after that time, or UNANSWERED.
+        audience: Who is asked, or None.
     """
 
     name: str
@@ -34,9 +35,10 @@ class Asked:
     response_schema: Any
     expires_in: timedelta | None
     default: Any
+    audience: Audience | None = None
 
 
-def ask(name: str, value: Any, response_schema: Any, expires_in: timedelta | None, default: Any) -> Any:
+def ask(name: str, value: Any, response_schema: Any, expires_in: timedelta | None, default: Any, audience: Audience | None = None) -> Any:
     """Interrupt, and return the answer. See `App.interrupt`."""
     schema = json_schema(response_schema)
     if default is not UNANSWERED and expires_in is None:
@@ -47,10 +49,23 @@ def ask(name: str, value: Any, response_schema: Any, expires_in: timedelta | Non
         raise ConfigurationError(f"the default of the question {name!r} does not fit its schema at {faults[0]}")
     if current_session() is None:
         return types.interrupt(value)  # plain LangGraph: whoever resumes the thread answers, and nobody watches a deadline
-    answer = types.interrupt(Asked(name, value, schema, expires_in, default))
+    answer = types.interrupt(Asked(name, value, schema, expires_in, default, audience))
     if answer is UNANSWERED:
         raise InterruptExpired(f"nobody answered {name!r} within {expires_in}")
     return answer
+
+
+def audience_of(name: str, audience: str | None, escalate_in: timedelta | None, escalate_to: str | None) -> Audience | None:
+    """Who is asked.
+
+    Raises:
+        ConfigurationError: An escalation lacks one of its parts.
+    """
+    if (escalate_in is None) != (escalate_to is None) or (escalate_to is not None and audience is None):
+        raise ConfigurationError(f"the question {name!r}: an escalation needs audience=, escalate_in= and escalate_to=")
+    if escalate_in is not None and escalate_in <= timedelta():
+        raise ConfigurationError(f"the question {name!r} escalates at a time that has passed already")
+    return Audience(first=audience, then=escalate_to, after=escalate_in) if audience is not None else None
 
 
 def native_interrupts(snapshot: Any) -> list[Interrupt]:
@@ -86,6 +101,7 @@ def question_entry(run_id: str, codec: Codec, position: Position, name: str, int
         codec.encode(json_schema(asked.response_schema)),
         expires_in=asked.expires_in,
         default=asked.default if asked.default is UNANSWERED else codec.encode(asked.default),
+        audience=asked.audience,
     )
 
 

@@ -56,6 +56,7 @@ class RecordedFrontier:
         names: Of the entries, by activity id.
         answers: By activity id; None until resolved or expired.
         expires_at: Deadline of each entry that has one, by activity id.
+        escalates_at: From when a second audience is asked, of each entry that has one, by activity id.
         unanswered: Entries of an expired frontier that got no answer, and never will. Those that are neither here nor answered are asked again.
     """
 
@@ -67,6 +68,7 @@ class RecordedFrontier:
     status: FrontierStatus = FrontierStatus.OPEN
     answers: Mapping[str, Any] | None = None
     expires_at: dict[str, datetime] = field(default_factory=dict)
+    escalates_at: dict[str, datetime] = field(default_factory=dict)
     unanswered: frozenset[str] = frozenset()
 
     def answer(self, position: Position) -> Any:
@@ -243,6 +245,7 @@ class History:
                 activity_ids={position: entry["activity_id"] for position, entry in entries.items()},
                 names={entry["activity_id"]: entry["name"] for entry in entries.values()},
                 expires_at={entry["activity_id"]: entry["expires_at"] for entry in entries.values() if entry.get("expires_at") is not None},
+                escalates_at={entry["activity_id"]: entry["escalates_at"] for entry in entries.values() if "escalates_at" in entry},
             )
         )
         self.status = RunStatus.SUSPENDED

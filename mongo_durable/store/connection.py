@@ -14,7 +14,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pymongo
@@ -134,6 +134,8 @@ class Connection:
         self.thread_states = self.database["thread_states"]
         self.memory = self.database["memory"]
         self.payloads = self.database["payloads"]
+        self.drafts = self.database["drafts"]
+        self.audit = self.database["audit"]
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._close_with_loop: AsyncIterator[None] | None = None
 
@@ -196,6 +198,11 @@ class Connection:
             opened = await opened
         async with opened as stream:
             yield stream
+
+    async def server_time(self) -> datetime:
+        """The server's clock, for what is judged outside a write."""
+        now: datetime = (await self.database.command("hello", codec_options=_CODEC))["localTime"]
+        return now
 
     async def operation_time(self) -> Any:
         """Up to when a majority read sees everything now: where a change stream has to start so that it and a sweep made after it miss nothing."""

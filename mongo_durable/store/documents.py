@@ -11,7 +11,7 @@ from bson import ObjectId
 
 from mongo_durable.errors import ConfigurationError, SchemaVersionMismatch
 from mongo_durable.protocol.events import OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
+from mongo_durable.protocol.frontier import UNANSWERED, AnswerChannel, Audience, FrontierEntry
 from mongo_durable.protocol.identity import Position
 
 SCHEMA_VERSION = 1
@@ -134,7 +134,16 @@ def entry_document(entry: FrontierEntry, value: Any) -> Document:
         "digest": entry.digest,
         "expires_at": entry.expires_at,
         **({} if entry.default is UNANSWERED else {"default": entry.default}),
+        **_audience_fields(entry),
     }
+
+
+def _audience_fields(entry: FrontierEntry) -> Document:
+    if entry.audience is None:
+        return {}
+    if entry.escalates_at is None:
+        return {"audience": entry.audience.first}
+    return {"audience": entry.audience.first, "escalates_to": entry.audience.then, "escalates_at": entry.escalates_at}
 
 
 def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
@@ -149,6 +158,8 @@ def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
         digest=document["digest"],
         expires_at=document.get("expires_at"),
         default=document.get("default", UNANSWERED),
+        audience=Audience(first=document["audience"], then=document.get("escalates_to")) if "audience" in document else None,
+        escalates_at=document.get("escalates_at"),
     )
 
 
@@ -177,12 +188,39 @@ class StoredFrontier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answerer:
+    """Who answers, as it is recorded beside the answer.
+
+    Attributes:
+        by: Who it is, in the application's words.
+        note: Why, for people.
+        channel: The way by which the answer came.
+    """
+
+    by: str | None = None
+    note: str | None = None
+    channel: AnswerChannel = AnswerChannel.CLIENT
+
+    def __post_init__(self) -> None:
+        for name, text in (("the name of who answers", self.by), ("the note", self.note)):
+            if text is not None and not isinstance(text, str):
+                raise ConfigurationError(f"{name} is a text, not {type(text).__name__}")
+
+    @property
+    def document(self) -> Document:
+        """Its fields in a resolution, and in the event beside it."""
+        return {"resolved_by": self.by, "note": self.note, "channel": self.channel.value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
     """The receipt of answers that were accepted: majority-committed when the caller has it.
 
     Attributes:
         answers_digest: Digest of the answers; the same answers again give the same receipt.
         resolved_at: The server's clock.
+        channel: app, client, cli, token, draft or mongosh; None in what an older release recorded.
+        answered_by: Of answers that several people gave in a draft: by activity id, `{"by": …, "note": …, "at": …}`.
     """
 
     run_id: str
@@ -191,6 +229,8 @@ class Resolution:
     resolved_by: str | None
     note: str | None
     resolved_at: datetime | None
+    channel: str | None = None
+    answered_by: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def resolution_from(document: Mapping[str, Any]) -> Resolution:
@@ -203,6 +243,8 @@ def resolution_from(document: Mapping[str, Any]) -> Resolution:
         resolved_by=document.get("resolved_by"),
         note=document.get("note"),
         resolved_at=document.get("at"),
+        channel=document.get("channel"),
+        answered_by=document.get("answered_by"),
     )
 
 

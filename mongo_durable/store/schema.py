@@ -118,7 +118,28 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "answers_digest": _HEX_DIGEST,
             "at": _DATE,
         },
-        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL},
+        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT, "answered_by": {"bsonType": "object"}},
+    ),
+    "drafts": _object(
+        {
+            "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "generation": _ORDINAL,
+            "digest": _HEX_DIGEST,
+            "answers": {
+                "bsonType": "object",
+                "additionalProperties": {
+                    "bsonType": "object",
+                    "required": ["value", "digest", "by", "at"],
+                    "properties": {"digest": _HEX_DIGEST, "by": _TEXT, "note": _TEXT_OR_NULL, "at": _DATE},
+                },
+            },
+        }
+    ),
+    "audit": _object(
+        {"run_id": _TEXT, "schema_version": _VERSION, "type": _TEXT, "code": _TEXT, "channel": _TEXT, "at": _DATE},
+        {"generation": {"bsonType": ["int", "long", "null"]}, "by": _TEXT_OR_NULL, "activity_ids": {"bsonType": "array"}, "message": _TEXT},
     ),
     "runners": _object({"_id": _TEXT, "schema_version": _VERSION, "state": {"enum": ["live", "dead"]}, "expires_at": _DATE}),
     "threads": _object({"_id": _TEXT, "schema_version": _VERSION, "active_run": _TEXT_OR_NULL, "turn": _COUNT, "committed_turn": _COUNT}),
@@ -169,6 +190,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("status", ASCENDING), ("expires_at", ASCENDING)], name="status_expires_at"),
     ],
     "resolutions": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "drafts": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "audit": [IndexModel([("run_id", ASCENDING), ("at", ASCENDING)], name="run_at")],
     "runners": [IndexModel([("state", ASCENDING), ("expires_at", ASCENDING)], name="state_expires_at")],
     "threads": [],
     "thread_states": [IndexModel([("run_id", ASCENDING)], name="run")],
