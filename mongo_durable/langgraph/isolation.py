@@ -44,6 +44,10 @@ async def _async_node(_: _State) -> _State:
     return {"is_done": True}
 
 
+BODY_SEGMENT = "body:1"
+"""The path of what starts in an isolated body, below its activity."""
+
+
 def _one_node_graph(node: Any) -> Any:
     graph = StateGraph(_State)
     graph.add_node("body", node)

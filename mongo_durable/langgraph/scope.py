@@ -73,6 +73,7 @@ class Scope:
         self._children = 0
         self._branches = 0
         self._tool_calls: Counter[str] = Counter()
+        self._drawn: Counter[str] = Counter()
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._callers: dict[str, object] = {}
@@ -113,6 +114,12 @@ class Scope:
         with self.lock:
             self._branches += 1
             return self._branches
+
+    def draw(self, kind: str) -> int:
+        """The how-manieth value of this kind the body draws now; see `draws`."""
+        with self.lock:
+            self._drawn[kind] += 1
+            return self._drawn[kind]
 
     def child(self, namespace: str) -> tuple[str, ...]:
         """The path of a child graph that this body calls now."""
