@@ -68,6 +68,7 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
         "output": None,
         "error": None,
         "priority": origin.priority,
+        **({} if history.status is RunStatus.SUSPENDED else {"news": f"{origin.workflow}\n{origin.version}\n"}),
         **({"limit": {"key": origin.limit.key, "running": origin.limit.running}} if origin.limit is not None else {}),
         "forked_from": {"run_id": run_id, "at": at if isinstance(at, int) else at.text},
     }
@@ -137,9 +138,11 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
             continue
         ids = {entry["position"]: entry["activity_id"] for entry in event.data["entries"]}
         values = await _values(connection, run_id, new_run_id, origin)
+        closed_at = origin.pop("closed_at", event.at)
         documents.append(
             {
                 **origin,
+                **({"closed_at": closed_at} if generation in passed else {}),
                 "_id": f"{new_run_id}/{generation}",
                 "run_id": new_run_id,
                 "thread_id": new_run_id,
