@@ -108,15 +108,16 @@ OPEN_FRONTIERS: list[dict[str, Any]] = [
         "$project": {
             "_id": 0,
             "run": "$run_id",
-            "workflow": 1,
+            "workflow": "$workflow",
             "age": _length(_since("$opened_at")),
             "name": "$entries.name",
             "question": _shown("$entries.value"),
             "activity_id": "$entries.activity_id",
             "expires_at": {"$ifNull": ["$entries.expires_at", "$$REMOVE"]},
-            "generation": 1,
             "answer_in_mongosh": _replaced("$_mongosh", (", })", "})")),
             "answer_in_shell": "$_shell",
+            "generation": "$generation",
+            "digest": "$digest",
         }
     },
 ]
@@ -199,15 +200,15 @@ RUN_TIMELINE: list[dict[str, Any]] = [
         "$project": {
             "_id": 0,
             "run": "$run_id",
-            "seq": 1,
-            "at": 1,
+            "seq": "$seq",
+            "at": "$at",
             "attempt": "$fence",
             "event": "$type",
             "what": _what(),
             "how_long": _if({"$eq": [{"$type": "$_began.at"}, "date"]}, _length({"$subtract": ["$at", "$_began.at"]}), "$$REMOVE"),
             "value": _small("$value"),
             "answers": _small("$answers"),
-            "activity_id": 1,
+            "activity_id": "$activity_id",
         }
     },
 ]
@@ -304,7 +305,7 @@ STUCK_RUNS: list[dict[str, Any]] = [
             "_id": 0,
             "run": "$_id",
             "workflow": _text("$workflow.name", " ", "$workflow.version"),
-            "status": 1,
+            "status": "$status",
             "since": "$_since",
             "age": _length(_since({"$ifNull": ["$_since", "$$NOW"]})),
             "why": "$_why",
