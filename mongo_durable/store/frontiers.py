@@ -333,7 +333,7 @@ async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_di
     is_waiting = head is not None and head["status"] == RunStatus.SUSPENDED.value and head["generation"] == generation
     if is_waiting and resolution is not None and stored is not None and stored["status"] == FrontierStatus.OPEN.value:
         raise CorruptHistory(
-            f"run {run_id}: generation {generation} is open, and a resolution stands beside it that somebody has inserted by hand: remove it, and answer",
+            f"run {run_id}: generation {generation} is open, with a resolution beside it that somebody has inserted by hand: remove it, and answer",
             run_id=run_id,
         )
     if resolution is not None:

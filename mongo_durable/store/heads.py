@@ -23,8 +23,8 @@ from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
 
 NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE", "news": "$$REMOVE"}
-"""What every change from running to another status sets: nobody executes the run, it holds no place of its limit, and there is no news of it unless the
-change says so (`NEWS`)."""
+"""What every change from running to another status sets: nobody executes the run, it holds no place of its limit, and there is no news of it
+unless the change says so (`NEWS`)."""
 
 
 NOT_ENDED = [status.value for status in RunStatus if not status.is_end]

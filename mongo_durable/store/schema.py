@@ -3,9 +3,9 @@
 `ensure_schema` is an admin's step (`mongo-durable init`; an `App` or `Runner` with enough rights does it by itself the first time). It may be called
 any number of times, by any number of processes at once. Nothing is created inside a transaction.
 
-The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones, which
-also say how their fields go together. What moves a run or a frontier from one status to another sets a field beside it that a hand would not think of
-(`news`, `ended_at`, `closed_at`), so a status that somebody changes by hand is refused by the server.
+The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones,
+which also say how their fields go together. What moves a run or a frontier to another status sets a field beside it that a hand would not think of
+(`news`, `ended_at`, `closed_at`), so the server refuses a status that somebody changes by hand.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _SHOWN_BYTES = 2000
 """Bytes of BSON up to which the timeline shows a value."""
 
 
-def _length(milliseconds: Expression) -> Expression:
+def length(milliseconds: Expression) -> Expression:
     """A duration for people, in the words of the command line."""
     whole = [(120_000, 1000, "s"), (7_200_000, 60_000, "min"), (172_800_000, 3_600_000, "h")]
     ms = "$$ms"
@@ -109,7 +109,7 @@ OPEN_FRONTIERS: list[dict[str, Any]] = [
             "_id": 0,
             "run": "$run_id",
             "workflow": "$workflow",
-            "age": _length(_since("$opened_at")),
+            "age": length(_since("$opened_at")),
             "name": "$entries.name",
             "question": _shown("$entries.value"),
             "activity_id": "$entries.activity_id",
@@ -205,7 +205,7 @@ RUN_TIMELINE: list[dict[str, Any]] = [
             "attempt": "$fence",
             "event": "$type",
             "what": _what(),
-            "how_long": _if({"$eq": [{"$type": "$_began.at"}, "date"]}, _length({"$subtract": ["$at", "$_began.at"]}), "$$REMOVE"),
+            "how_long": _if({"$eq": [{"$type": "$_began.at"}, "date"]}, length({"$subtract": ["$at", "$_began.at"]}), "$$REMOVE"),
             "value": _small("$value"),
             "answers": _small("$answers"),
             "activity_id": "$activity_id",
@@ -307,7 +307,7 @@ STUCK_RUNS: list[dict[str, Any]] = [
             "workflow": _text("$workflow.name", " ", "$workflow.version"),
             "status": "$status",
             "since": "$_since",
-            "age": _length(_since({"$ifNull": ["$_since", "$$NOW"]})),
+            "age": length(_since({"$ifNull": ["$_since", "$$NOW"]})),
             "why": "$_why",
         }
     },

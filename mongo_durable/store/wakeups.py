@@ -90,7 +90,7 @@ class RunChange:
 
     Attributes:
         workflow: Name and version, where the run is new or can be claimed.
-        is_left_to_runners: The run was marked to be stopped by somebody who leaves the rest to the runners (in mongosh); else the marker takes it over.
+        is_left_to_runners: The run was marked to be stopped in mongosh, which leaves the rest to the runners; others take the run over themselves.
     """
 
     run_id: str

@@ -367,9 +367,11 @@ globalThis.durable = (() => {
     }
   }
 
+  // Another database than the one that mongosh is connected to; null goes back to that.
   function use(name) {
     const before = chosenDatabase;
     chosenDatabase = name;
+    if (name === null) return "using the database that mongosh is connected to";
     try {
       database();
     } catch (error) {

@@ -49,7 +49,9 @@ async def _documents(connection: Connection, run_id: str) -> dict[str, Any]:
 
 def _comparable(value: Any, run_id: str) -> Any:
     if isinstance(value, dict):
-        return {key: _comparable(each, run_id) for key, each in value.items() if key not in ("digest", "input_digest", "answers_digest", "activity_id")}
+        return {
+            key: _comparable(each, run_id) for key, each in value.items() if key not in ("digest", "input_digest", "answers_digest", "activity_id")
+        }
     if isinstance(value, list):
         return [_comparable(each, run_id) for each in value]
     kind = type(value).__name__  # Int64 is another type than int: what the server has as 64 bits

@@ -1,6 +1,6 @@
 """What people get wrong who write to the collections by hand: the server refuses it, or the run goes on as if nothing had been, or it is found out.
 
-What no validator can refuse is a change of a document that was right and still looks right, such as another value in an event: an append-only role does.
+No validator can refuse a change of a document that still looks right after it, such as another value in an event: an append-only role does that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ REFUSED: dict[str, tuple[int, str]] = {
     "a run declared cancelled": (_INVALID, "db.runs.updateOne({_id: 'RUN'}, {$set: {status: 'cancelled'}})"),
     "a status with a slip": (_INVALID, "db.runs.updateOne({_id: 'RUN'}, {$set: {status: 'canceled'}})"),
     "a run upserted by a wrong id": (_INVALID, "db.runs.updateOne({_id: 'RUN-typo'}, {$set: {status: 'cancelled'}}, {upsert: true})"),
-    "a run inserted by hand": (_INVALID, "db.runs.insertOne({_id: 'RUN-new', run_id: 'RUN-new', status: 'pending', workflow: {name: 'w'}, input: {}})"),
+    "a run inserted by hand": (
+        _INVALID,
+        "db.runs.insertOne({_id: 'RUN-new', run_id: 'RUN-new', status: 'pending', workflow: {name: 'w'}})",
+    ),
     "a run copied under another id": (_INVALID, "db.runs.insertOne({...db.runs.findOne({_id: 'RUN'}), _id: 'RUN-copy'})"),
     "a run without its fence": (_INVALID, "db.runs.updateOne({_id: 'RUN'}, {$unset: {fence: 1}})"),
     "a run without its input": (_INVALID, "db.runs.updateOne({_id: 'RUN'}, {$unset: {input: 1}})"),
@@ -66,7 +69,10 @@ REFUSED: dict[str, tuple[int, str]] = {
     "an event's number in words": (_INVALID, "db.activity_events.insertOne({run_id: 'RUN', seq: '6', fence: 1, type: 'activities.resolved'})"),
     "an event between two others": (_INVALID, "db.activity_events.insertOne({run_id: 'RUN', seq: 4.5, fence: 1, type: 'step.committed'})"),
     "an event without its run": (_INVALID, "db.activity_events.insertOne({seq: 6, fence: 1, type: 'activities.resolved'})"),
-    "an event at a number that is taken": (_DUPLICATE, "db.activity_events.insertOne({run_id: 'RUN', seq: 5, fence: 1, type: 'activities.resolved'})"),
+    "an event at a number that is taken": (
+        _DUPLICATE,
+        "db.activity_events.insertOne({run_id: 'RUN', seq: 5, fence: 1, type: 'run.retried'})",
+    ),
     "a second outcome": (
         _DUPLICATE,
         "db.activity_events.insertOne({run_id: 'RUN', seq: 6, fence: 1, type: 'activity.failed', activity_id: 'DONE', outcome: true})",
@@ -85,9 +91,7 @@ async def _waiting(connection: Connection, appender: Appender, run_id: str) -> S
 def _statement(template: str, run_id: str, frontier: StoredFrontier, done: str) -> str:
     resolution = f"{{_id: '{run_id}/1', run_id: '{run_id}', schema_version: 1, generation: 1, seq: 6, answers: {{ACT: true}}, "
     resolution += f"answers_digest: '{'0' * 32}', resolved_by: null, note: null, at: new Date()}}"
-    return (
-        template.replace("RESOLUTION", resolution).replace("RUN", run_id).replace("ACT", frontier.entries[0].activity_id).replace("DONE", done)
-    )
+    return template.replace("RESOLUTION", resolution).replace("RUN", run_id).replace("ACT", frontier.entries[0].activity_id).replace("DONE", done)
 
 
 async def _goes_on(connection: Connection, appender: Appender, run_id: str, frontier: StoredFrontier) -> None:

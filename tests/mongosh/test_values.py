@@ -79,7 +79,8 @@ def _random_value(randomly: random.Random, depth: int = 0) -> Any:
 
 
 def _random_text(randomly: random.Random) -> str:
-    return "".join(randomly.choice(["a", "Z", "7", ".", "$", "\0", "\x1f", '"', "\\", "é", "\u2029", "\uffff", "𝄞"]) for _ in range(randomly.randrange(5)))
+    letters = ["a", "Z", "7", ".", "$", "\0", "\x1f", '"', "\\", "é", "\u2029", "\uffff", "𝄞"]
+    return "".join(randomly.choices(letters, k=randomly.randrange(5)))
 
 
 def test_random_values_have_the_same_digest(mongosh: Mongosh) -> None:
@@ -246,7 +247,7 @@ def test_a_schema_has_the_same_verdict(mongosh: Mongosh) -> None:
 )
 def test_what_cannot_be_checked_is_not_accepted(mongosh: Mongosh, schema: dict[str, Any], answer: Any, what: str) -> None:
     """A keyword that the script does not know, or may read in another way, refuses the answer and says where to answer instead."""
-    with pytest.raises(MongoshError, match="cannot be checked in mongosh.*mongo-durable resolve") as refused:
+    with pytest.raises(MongoshError, match=r"cannot be checked in mongosh.*mongo-durable resolve") as refused:
         mongosh.value(f"durable.internals.faults({_javascript(schema)}, {_javascript(answer)})")
     assert (refused.value.name, refused.value.code) == ("InvalidAnswer", "invalid_answer")
     assert what in str(refused.value)
