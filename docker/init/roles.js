@@ -15,7 +15,8 @@ const table = {
     ["runners", ["find"]],
     ["meta", ["find"]],
     ["open_frontiers", ["find"]],
-    ["run_timeline", ["find"]]
+    ["run_timeline", ["find"]],
+    ["stuck_runs", ["find"]]
   ],
   approver: [
     ["", ["listCollections", "listIndexes"]],
@@ -32,7 +33,8 @@ const table = {
     ["runners", ["find"]],
     ["meta", ["find"]],
     ["open_frontiers", ["find"]],
-    ["run_timeline", ["find"]]
+    ["run_timeline", ["find"]],
+    ["stuck_runs", ["find"]]
   ],
   submitter: [
     ["", ["listCollections", "listIndexes"]],
@@ -49,7 +51,8 @@ const table = {
     ["runners", ["find"]],
     ["meta", ["find"]],
     ["open_frontiers", ["find"]],
-    ["run_timeline", ["find"]]
+    ["run_timeline", ["find"]],
+    ["stuck_runs", ["find"]]
   ],
   runner: [
     ["runs", ["find", "changeStream", "insert", "update"]],

@@ -207,6 +207,7 @@ class Runner:
                 if task is not None:
                     task.cancel()  # what it still does would be refused
                 continue
+            self._is_to_look |= change.is_left_to_runners
             if change.status is not None and change.status not in _CLAIMABLE:
                 self._forget(change.run_id)  # somebody has it
                 self._is_to_look |= self._is_crowded  # and a place of its limit may be free now

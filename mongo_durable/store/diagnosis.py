@@ -19,7 +19,8 @@ from mongo_durable.errors import NotPermitted
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION
 from mongo_durable.store.faults import store_call, translate
-from mongo_durable.store.schema import INDEXES, VALIDATORS, VIEWS
+from mongo_durable.store.schema import INDEXES, VALIDATORS
+from mongo_durable.store.views import VIEWS
 
 SHORTEST_OPLOG = timedelta(hours=1)
 """A secondary, or a change stream, that was away for longer than the oplog reaches has to begin anew."""

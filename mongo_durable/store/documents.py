@@ -10,7 +10,7 @@ from typing import Any
 from bson import ObjectId
 
 from mongo_durable.encryption import Cipher
-from mongo_durable.errors import ConfigurationError, SchemaVersionMismatch
+from mongo_durable.errors import ConfigurationError, CorruptHistory, SchemaVersionMismatch
 from mongo_durable.protocol.events import OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.frontier import UNANSWERED, AnswerChannel, Audience, FrontierEntry
 from mongo_durable.protocol.identity import Position
@@ -103,11 +103,16 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
 
     Raises:
         SchemaVersionMismatch: It is of a newer release.
+        CorruptHistory: Nobody but a hand can have written it.
     """
     check_version(document)
-    position = document.get("position")
-    kind = document.get("kind")
-    event_type = EventType(document["type"])
+    try:
+        event_type = EventType(document["type"])
+        position = Position.parse(document["position"]) if document.get("position") is not None else None
+        kind = ActivityKind(document["kind"]) if document.get("kind") is not None else None
+    except (ValueError, TypeError, AttributeError):
+        run_id, seq = document["run_id"], document["seq"]
+        raise CorruptHistory(f"run {run_id}: event {seq} has a type, kind or position that there is not", run_id=run_id, seq=seq) from None
     data = {name: value for name, value in document.items() if name not in _COMMON}
     if event_type is EventType.STEP_COMMITTED:
         data["step"] = document["step"]
@@ -118,8 +123,8 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
         type=event_type,
         at=document.get("at"),
         activity_id=document.get("activity_id"),
-        position=Position.parse(position) if position is not None else None,
-        kind=ActivityKind(kind) if kind is not None else None,
+        position=position,
+        kind=kind,
         name=document.get("name"),
         input_digest=document.get("input_digest"),
         value=document.get("value"),

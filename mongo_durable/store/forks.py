@@ -71,6 +71,7 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
         "output": None,
         "error": None,
         "priority": origin.priority,
+        **({} if history.status is RunStatus.SUSPENDED else {"news": f"{origin.workflow}\n{origin.version}\n"}),
         **({"limit": {"key": origin.limit.key, "running": origin.limit.running}} if origin.limit is not None else {}),
         "forked_from": {"run_id": run_id, "at": at if isinstance(at, int) else at.text},
     }
@@ -123,6 +124,7 @@ async def _resolution(connection: Connection, run_id: str, event: Event, stored:
         "answers_digest": digest(dict(event.data["answers"])),
         "resolved_by": origin.get("resolved_by"),
         "note": origin.get("note"),
+        "channel": origin.get("channel"),
         "at": origin.get("at", event.at),
     }
 
@@ -142,9 +144,11 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
         values, defaults = [
             await _values(connection, run_id, new_run_id, [entry.get(name) for entry in origin["entries"]]) for name in ("value", "default")
         ]
+        closed_at = origin.pop("closed_at", event.at)
         documents.append(
             {
                 **origin,
+                **({"closed_at": closed_at} if generation in passed else {}),
                 "_id": f"{new_run_id}/{generation}",
                 "run_id": new_run_id,
                 "thread_id": new_run_id,

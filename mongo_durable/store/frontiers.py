@@ -323,7 +323,7 @@ async def _close(connection: Connection, session: Session, frontier: StoredFront
     """
     frontier_id = f"{frontier.run_id}/{frontier.generation}"
     expected = {"_id": frontier_id, "status": FrontierStatus.OPEN.value, "$expr": condition}
-    closed = await connection.frontiers.update_one(expected, {"$set": {"status": status.value}}, session=session)
+    closed = await connection.frontiers.update_one(expected, [{"$set": {"status": status.value, "closed_at": "$$NOW"}}], session=session)
     if closed.matched_count != 1:
         raise Lost
 
@@ -367,6 +367,12 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
         )
 
     resolution, stored, head = await connection.transaction(body)
+    is_waiting = head is not None and head["status"] == RunStatus.SUSPENDED.value and head["generation"] == generation
+    if is_waiting and resolution is not None and stored is not None and stored["status"] == FrontierStatus.OPEN.value:
+        raise CorruptHistory(
+            f"run {run_id}: generation {generation} is open, with a resolution beside it that somebody has inserted by hand: remove it, and answer",
+            run_id=run_id,
+        )
     if resolution is not None:
         if resolution["answers_digest"] == answers_digest:
             return resolution_from(resolution)
@@ -377,7 +383,7 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
     if is_past or stored["status"] == FrontierStatus.EXPIRED.value:
         deadline = min(each for each in (stored["expires_at"], head.get("deadline_at")) if each is not None)  # its own, or the run's
         raise FrontierExpired(f"run {run_id}: generation {generation} passed its deadline at {deadline:%Y-%m-%d %H:%M:%SZ}", run_id=run_id)
-    if head["generation"] == generation and head["status"] == RunStatus.SUSPENDED.value:
+    if is_waiting:
         raise CorruptHistory(
             f"run {run_id}: generation {generation} can take no answer: an event stands behind it already", run_id=run_id, seq=frontier.seq + 1
         )

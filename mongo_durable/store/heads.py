@@ -23,8 +23,9 @@ from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
 from mongo_durable.store.sealing import open_error
 
-NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
-"""What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
+NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE", "news": "$$REMOVE"}
+"""What every change from running to another status sets: nobody executes the run, it holds no place of its limit, and there is no news of it
+unless the change says so (`NEWS`)."""
 
 
 NOT_ENDED = [status.value for status in RunStatus if not status.is_end]
@@ -33,7 +34,8 @@ NEWS: Mapping[str, Any] = {
     "news": {"$concat": ["$workflow.name", "\n", "$workflow.version", "\n", {"$dateToString": {"date": "$$NOW"}}]},
 }
 """What every change to a status from which a run can be claimed sets, beside it: a change stream tells of an update only what is new in it, and a
-runner that hears of a run has to know whether it serves it. The time makes it new each time."""
+runner that hears of a run has to know whether it serves it. The time makes it new each time. The server refuses a ready run without it: a status that
+somebody changes by hand."""
 
 
 def milliseconds(duration: timedelta) -> int:

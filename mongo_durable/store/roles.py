@@ -84,6 +84,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
     "meta": {"viewer": "find", "approver": "find", "submitter": "find", "runner": "find", "janitor": "find"},
     "open_frontiers": {"viewer": "find", "approver": "find", "submitter": "find"},
     "run_timeline": {"viewer": "find", "approver": "find", "submitter": "find"},
+    "stuck_runs": {"viewer": "find", "approver": "find", "submitter": "find"},
 }
 
 _INSPECTORS: Final = ("viewer", "approver", "submitter")

@@ -552,7 +552,7 @@ async def _stop_suspended(connection: Connection, head: RunHead, stop: _Stop) ->
         await move_head(connection, session, expected, change)
         await reach(FailPoint.CANCEL_INSIDE)
         is_open = {"_id": frontier_id, "status": FrontierStatus.OPEN.value}
-        closed = await connection.frontiers.update_one(is_open, {"$set": {"status": closed_as.value}}, session=session)
+        closed = await connection.frontiers.update_one(is_open, [{"$set": {"status": closed_as.value, "closed_at": "$$NOW"}}], session=session)
         if closed.matched_count != 1:
             raise Lost
         await free_thread(connection, session, head.thread_id, head.run_id)

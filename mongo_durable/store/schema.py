@@ -3,7 +3,9 @@
 `ensure_schema` is an admin's step (`mongo-durable init`; an `App` or `Runner` with enough rights does it by itself the first time). It may be called
 any number of times, by any number of processes at once. Nothing is created inside a transaction.
 
-The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones.
+The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones,
+which also say how their fields go together. What moves a run or a frontier to another status sets a field beside it that a hand would not think of
+(`news`, `ended_at`, `closed_at`), so the server refuses a status that somebody changes by hand.
 """
 
 from __future__ import annotations
@@ -19,20 +21,32 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.roles import ROLES, privileges
+from mongo_durable.store.views import VIEWS
 
 OLDEST_SERVER = (6, 0)
 _META_ID = "schema"
 _NAMESPACE_EXISTS = 48
 
 
-def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "$jsonSchema": {
-            "bsonType": "object",
-            "required": sorted(required),
-            "properties": {**required, **(optional or {})},
-        }
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, *, rules: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    schema = {
+        "bsonType": "object",
+        "required": sorted(required),
+        "properties": {**required, **(optional or {})},
     }
+    return {"$jsonSchema": schema, **({"$expr": {"$and": rules}} if rules is not None else {})}
+
+
+def _is(field: str, *types: str) -> dict[str, Any]:
+    return {"$in": [{"$type": field}, list(types)]}
+
+
+def _implies(condition: dict[str, Any], consequence: dict[str, Any]) -> dict[str, Any]:
+    return {"$or": [{"$not": condition}, consequence]}
+
+
+def _status(*statuses: str) -> dict[str, Any]:
+    return {"$in": ["$status", list(statuses)]}
 
 
 _TEXT = {"bsonType": "string", "minLength": 1}
@@ -44,6 +58,21 @@ _ORDINAL = {"bsonType": ["int", "long"], "minimum": 1}
 _OBJECT_OR_NULL = {"bsonType": ["object", "null"]}
 _HEX_DIGEST = {"bsonType": "string", "pattern": "^[0-9a-f]{32}$"}
 _VERSION = {"bsonType": ["int", "long"], "minimum": 1}
+
+_FRONTIER_ID = {"$eq": ["$_id", {"$concat": ["$run_id", "/", {"$toString": "$generation"}]}]}
+
+_HEAD_RULES: list[dict[str, Any]] = [
+    {"$eq": ["$_id", "$run_id"]},
+    # Each frontier was opened by an attempt of its own.
+    {"$gte": ["$fence", "$generation"]},
+    {"$eq": [_status("running"), _is("$owner", "string")]},
+    _implies(_status("running"), _is("$attempt", "objectId")),
+    {"$eq": [_status(*(status.value for status in RunStatus if status.is_end)), _is("$ended_at", "date")]},
+    _implies(_status("pending"), {"$eq": ["$fence", 0]}),
+    _implies(_status("pending", "ready"), _is("$available_at", "date")),
+    _implies(_status("ready"), _is("$news", "string")),
+    _implies(_status("suspended"), {"$and": [{"$gte": ["$generation", 1]}, _is("$news", "missing")]}),
+]
 
 VALIDATORS: dict[str, dict[str, Any]] = {
     "runs": _object(
@@ -60,6 +89,7 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "thread_id": _TEXT,
             "turn": _COUNT,
             "base_turn": _COUNT,
+            "input": {},
             "input_digest": _HEX_DIGEST,
             "available_at": _DATE_OR_NULL,
             "submitted_at": _DATE,
@@ -77,8 +107,14 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "claimed_at": _DATE_OR_NULL,
             "ended_at": _DATE_OR_NULL,
         },
+        rules=_HEAD_RULES,
     ),
-    "activity_events": {"seq": {"$type": "number"}, "type": {"$type": "string"}, "run_id": {"$type": "string"}, "fence": {"$type": "number"}},
+    "activity_events": {
+        "seq": {"$type": ["int", "long"]},
+        "type": {"$type": "string"},
+        "run_id": {"$type": "string"},
+        "fence": {"$type": ["int", "long"]},
+    },
     "frontiers": _object(
         {
             "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
@@ -103,7 +139,9 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "digest": _HEX_DIGEST,
             "opened_at": _DATE,
             "expires_at": _DATE_OR_NULL,
-        }
+        },
+        {"closed_at": _DATE},
+        rules=[_FRONTIER_ID, {"$ne": [_status("open"), _is("$closed_at", "date")]}],
     ),
     # `answers_digest` and `seq` are what a hand-written insert would not have: answers go in through the library, the command line or the mongosh
     # script, because a bare insert would leave the run suspended for ever.
@@ -114,11 +152,12 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "schema_version": _VERSION,
             "generation": _ORDINAL,
             "seq": _ORDINAL,
-            "answers": {"bsonType": ["object"]},
+            "answers": {"bsonType": "object", "minProperties": 1},
             "answers_digest": _HEX_DIGEST,
             "at": _DATE,
         },
-        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT, "answered_by": {"bsonType": "object"}},
+        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT_OR_NULL, "answered_by": {"bsonType": "object"}},
+        rules=[_FRONTIER_ID],
     ),
     "drafts": _object(
         {
@@ -135,7 +174,8 @@ VALIDATORS: dict[str, dict[str, Any]] = {
                     "properties": {"digest": _HEX_DIGEST, "by": _TEXT, "note": _TEXT_OR_NULL, "at": _DATE},
                 },
             },
-        }
+        },
+        rules=[_FRONTIER_ID],
     ),
     "audit": _object(
         {"run_id": _TEXT, "schema_version": _VERSION, "type": _TEXT, "code": _TEXT, "channel": _TEXT, "at": _DATE},
@@ -200,53 +240,6 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING), ("seq", ASCENDING)], name="thread"),
     ],
     "payloads": [IndexModel([("run_id", ASCENDING)], name="run")],
-}
-
-VIEWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "open_frontiers": (
-        "frontiers",
-        [
-            {"$match": {"status": "open"}},
-            {"$sort": {"opened_at": 1}},
-            {"$unwind": "$entries"},
-            {
-                "$project": {
-                    "_id": 0,
-                    "run": "$run_id",
-                    "workflow": 1,
-                    "generation": 1,
-                    "age_s": {"$dateDiff": {"startDate": "$opened_at", "endDate": "$$NOW", "unit": "second"}},
-                    "name": "$entries.name",
-                    "question": "$entries.value",
-                    "activity_id": "$entries.activity_id",
-                    "position": "$entries.position",
-                    "expires_at": "$entries.expires_at",
-                    "answer_with": {"$concat": ["mongo-durable resolve ", "$run_id", " --answer ", "$entries.activity_id", "=<json>"]},
-                }
-            },
-        ],
-    ),
-    "run_timeline": (
-        "activity_events",
-        [
-            {"$sort": {"run_id": 1, "seq": 1}},
-            {
-                "$project": {
-                    "_id": 0,
-                    "run_id": 1,
-                    "seq": 1,
-                    "at": 1,
-                    "attempt": "$fence",
-                    "type": 1,
-                    "what": {"$trim": {"input": {"$concat": [{"$ifNull": ["$kind", ""]}, " ", {"$ifNull": ["$name", ""]}]}}},
-                    "position": 1,
-                    "value": 1,
-                    "error": 1,
-                    "answers": 1,
-                }
-            },
-        ],
-    ),
 }
 
 

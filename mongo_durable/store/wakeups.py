@@ -73,6 +73,7 @@ PIPELINE: list[dict[str, Any]] = [
             "updateDescription.updatedFields.is_queued": 1,
             "updateDescription.updatedFields.available_at": 1,
             "updateDescription.updatedFields.news": 1,
+            "updateDescription.updatedFields.cancel.channel": 1,
             "fullDocument.status": 1,
             "fullDocument.fence": 1,
             "fullDocument.available_at": 1,
@@ -89,6 +90,7 @@ class RunChange:
 
     Attributes:
         workflow: Name and version, where the run is new or can be claimed.
+        is_left_to_runners: The run was marked to be stopped in mongosh, which leaves the rest to the runners; others take the run over themselves.
     """
 
     run_id: str
@@ -97,6 +99,7 @@ class RunChange:
     available_at: datetime | None = None
     deadline_at: datetime | None = None
     workflow: tuple[str, str] | None = None
+    is_left_to_runners: bool = False
 
 
 class Listener:
@@ -362,6 +365,7 @@ def _run_change(change: dict[str, Any]) -> RunChange:
         available_at=fields.get("available_at"),
         deadline_at=fields.get("deadline_at"),
         workflow=_workflow(fields),
+        is_left_to_runners="channel" in (fields.get("cancel") or {}),
     )
 
 
