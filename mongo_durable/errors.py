@@ -30,7 +30,8 @@
     │   ├── Superseded
     │   ├── LeaseLost
     │   ├── Draining
-    │   └── CancelRequested
+    │   ├── CancelRequested
+    │   └── HistoryEnded
     └── StoreError                  about the database
         ├── StoreUnavailable
         ├── CommitUnknown
@@ -318,6 +319,10 @@ class Draining(AttemptOver):
 
 class CancelRequested(AttemptOver):
     """The run is to be cancelled: its attempt stops at the next durable call and ends it."""
+
+
+class HistoryEnded(AttemptOver):
+    """A replay that executes nothing has come to the end of its history."""
 
 
 class StoreError(DurableError):
