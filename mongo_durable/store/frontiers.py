@@ -188,17 +188,32 @@ async def get(connection: Connection, run_id: str, generation: int) -> StoredFro
 
 @store_call
 async def open_frontiers(
-    connection: Connection, *, workflow: str | None = None, thread_id: str | None = None, run_id: str | None = None, limit: int = 1000
+    connection: Connection,
+    *,
+    workflow: str | None = None,
+    thread_id: str | None = None,
+    run_id: str | None = None,
+    limit: int = 1000,
+    after: heads.Cursor | None = None,
 ) -> list[StoredFrontier]:
-    """Frontiers that wait for answers, oldest first."""
+    """Frontiers that wait for answers, oldest first.
+
+    Args:
+        after: Where the page before ended.
+    """
     wanted: dict[str, Any] = {"status": FrontierStatus.OPEN.value}
     if workflow is not None:
         wanted["workflow"] = workflow
-    if thread_id is not None:
-        wanted["thread_id"] = thread_id
     if run_id is not None:
         wanted["run_id"] = run_id
-    documents = await connection.frontiers.find(wanted).sort("opened_at", 1).limit(limit).to_list(None)
+    if thread_id is not None:
+        # Only the run that holds a thread can be suspended.
+        thread = await connection.threads.find_one({"_id": thread_id}, {"active_run": 1})
+        if thread is None or thread["active_run"] is None or run_id not in (None, thread["active_run"]):
+            return []
+        wanted["run_id"] = thread["active_run"]
+    page = heads.paged([wanted], "opened_at", after, is_newest_first=False)
+    documents = await connection.frontiers.find(page).sort([("opened_at", 1), ("_id", 1)]).limit(limit).to_list(None)
     return [await _from_document(connection, document) for document in documents]
 
 
