@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mongo_durable.engine.loop_thread import LoopThread
@@ -22,9 +23,10 @@ from mongo_durable.protocol.frontier import UNANSWERED
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
-from mongo_durable.store import events, forks, frontiers, heads, memory, runs, schema, waiting
+from mongo_durable.store import events, forks, frontiers, heads, histories, memory, pruning, runs, schema, waiting
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Resolution, RunHead, RunLimit, StoredFrontier
+from mongo_durable.store.pruning import PrunedRun
 from mongo_durable.store.wakeups import Wakeups
 
 if TYPE_CHECKING:
@@ -80,6 +82,11 @@ class Frontier:
     opened_at: datetime | None
     expires_at: datetime | None
 
+    @property
+    def cursor(self) -> str:
+        """Where it stands in a listing: `after=` of the next page."""
+        return str(heads.Cursor(self.opened_at or datetime.min.replace(tzinfo=UTC), f"{self.run_id}/{self.generation}"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utterance:
@@ -132,6 +139,11 @@ class RunSnapshot:
     priority: int = 0
     available_at: datetime | None = None
     deadline_at: datetime | None = None
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands in a listing: `after=` of the next page."""
+        return str(heads.Cursor(self.submitted_at or datetime.min.replace(tzinfo=UTC), self.run_id))
 
     @property
     def is_ended(self) -> bool:
@@ -271,17 +283,24 @@ class DurableClient:
         version: str | None = None,
         thread_id: str | None = None,
         limit: int = 100,
+        after: str | None = None,
     ) -> list[RunSnapshot]:
-        """Runs, newest first, without their outputs."""
+        """Runs, newest first, without their outputs.
+
+        Args:
+            after: `RunSnapshot.cursor` of the last one of the page before: what was submitted meanwhile moves no page.
+        """
         if status is not None and status not in list(RunStatus):
             raise ConfigurationError(f"status is one of {', '.join(RunStatus)}, not {status!r}")
         connection = await self._connection()
-        found = await heads.listing(connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit)
+        found = await heads.listing(
+            connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit, after=_cursor(after)
+        )
         return await self._listed(found)
 
-    async def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    async def unserved_runs(self, *, limit: int = 100, after: str | None = None) -> list[RunSnapshot]:
         """Runs that could go on, but whose workflow and version no live runner serves; the oldest first, without their outputs."""
-        return await self._listed(await waiting.unserved(await self._connection(), limit))
+        return await self._listed(await waiting.unserved(await self._connection(), limit, _cursor(after)))
 
     async def _listed(self, found: list[RunHead]) -> list[RunSnapshot]:
         reasons = await waiting.reasons(await self._connection(), found)
@@ -305,10 +324,22 @@ class DurableClient:
             return await self.get_run(run_id)
 
     async def open_frontiers(
-        self, *, workflow: str | None = None, thread_id: str | None = None, run_id: str | None = None, limit: int = 1000
+        self,
+        *,
+        workflow: str | None = None,
+        thread_id: str | None = None,
+        run_id: str | None = None,
+        limit: int = 1000,
+        after: str | None = None,
     ) -> list[Frontier]:
-        """Frontiers that wait for answers, oldest first."""
-        found = await frontiers.open_frontiers(await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, limit=limit)
+        """Frontiers that wait for answers, oldest first.
+
+        Args:
+            after: `Frontier.cursor` of the last one of the page before.
+        """
+        found = await frontiers.open_frontiers(
+            await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, limit=limit, after=_cursor(after)
+        )
         return [self._frontier(each) for each in found]
 
     async def frontier(self, run_id: str, generation: int) -> Frontier | None:
@@ -356,6 +387,41 @@ class DurableClient:
         await runs.retry(await self._connection(), run_id)
         return await self.get_run(run_id)
 
+    async def prune(
+        self,
+        *,
+        older_than: timedelta,
+        status: str | None = None,
+        workflow: str | None = None,
+        thread_id: str | None = None,
+        batch: int = 500,
+        dry_run: bool = False,
+        on_run: Callable[[PrunedRun], None] | None = None,
+    ) -> list[str]:
+        """Remove runs that ended long ago, with everything they own; oldest first, a few documents at a time. A run that has not ended stays, and so
+        does what a later turn of its thread, or a fork, starts from: the thread's newest committed state.
+
+        A call that was killed is continued by the next one.
+
+        Args:
+            older_than: How long ago they ended at least, by the server's clock.
+            status: completed, failed, diverged or cancelled; None: all of these.
+            batch: Documents a transaction.
+            dry_run: Remove nothing.
+            on_run: Told of each run when it is gone.
+
+        Returns:
+            Ids of the runs that were removed, or with `dry_run` would be.
+        """
+        selection = pruning.Selection(older_than=older_than, status=status, workflow=workflow, thread_id=thread_id)
+        removed: list[str] = []
+        async with aclosing(pruning.prune(await self._connection(), selection, batch=batch, is_dry_run=dry_run)) as found:
+            async for each in found:
+                removed.append(each.run_id)
+                if on_run is not None:
+                    on_run(each)
+        return removed
+
     async def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> RunHandle:
         """Make a new run that replays the beginning of a run and runs the rest anew, on a thread of its own.
 
@@ -397,6 +463,18 @@ class DurableClient:
             if not follow or status.is_end:
                 return
             await asyncio.sleep(_FOLLOW_S)
+
+    async def export(self, run_id: str) -> AsyncIterator[str]:
+        """The whole history of a run as lines of JSON, without line ends, one event at a time; several runs may go into one file.
+
+        `mongo_durable.replaying.replay_history` replays them without a database.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        async with aclosing(histories.lines(await self._connection(), run_id)) as lines:
+            async for line in lines:
+                yield line
 
     async def transcript(self, thread_id: str) -> list[Utterance]:
         """The conversation of a thread, in order: inputs, model answers, tool results, human answers. What a run adds is there when it rests."""
@@ -489,6 +567,10 @@ class DurableClient:
         return replace(event, value=self.decode(event.value), data=data)
 
 
+def _cursor(after: str | None) -> heads.Cursor | None:
+    return heads.Cursor.parse(after) if after is not None else None
+
+
 def _convert(value: object) -> Tagged | None:
     # LangChain is imported only when a value is one of its objects.
     if type(value).__module__.partition(".")[0] in ("langchain_core", "langgraph"):
@@ -541,9 +623,9 @@ class SyncDurableClient:
         """See `DurableClient.list_runs`."""
         return self._call(self._client.list_runs(**options))
 
-    def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    def unserved_runs(self, **options: Any) -> list[RunSnapshot]:
         """See `DurableClient.unserved_runs`."""
-        return self._call(self._client.unserved_runs(limit=limit))
+        return self._call(self._client.unserved_runs(**options))
 
     def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
         """See `DurableClient.wait`."""
@@ -569,6 +651,10 @@ class SyncDurableClient:
         """See `DurableClient.retry`."""
         return self._call(self._client.retry(run_id))
 
+    def prune(self, *, older_than: timedelta, **options: Any) -> list[str]:
+        """See `DurableClient.prune`."""
+        return self._call(self._client.prune(older_than=older_than, **options))
+
     def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> SyncRunHandle:
         """See `DurableClient.fork`."""
         return SyncRunHandle(self, self._call(self._client.fork(run_id, at=at, new_run_id=new_run_id)).run_id)
@@ -583,7 +669,13 @@ class SyncDurableClient:
 
     def events(self, run_id: str, *, follow: bool = False) -> Iterator[Event]:
         """See `DurableClient.events`."""
-        stream = self._client.events(run_id, follow=follow)
+        return self._each(self._client.events(run_id, follow=follow))
+
+    def export(self, run_id: str) -> Iterator[str]:
+        """See `DurableClient.export`."""
+        return self._each(self._client.export(run_id))
+
+    def _each(self, stream: AsyncIterator[T]) -> Iterator[T]:
         while True:
             try:
                 yield self._call(_next(stream))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mongo_durable.cli import demo, dev, doctor, frontiers, runner, runs, schema
+from mongo_durable.cli import demo, dev, doctor, export, frontiers, prune, replay, runner, runs, schema
 from mongo_durable.cli.output import complain
 from mongo_durable.errors import DurableError
 
@@ -61,3 +61,6 @@ app.command("resolve")(frontiers.resolve)
 app.command("cancel")(runs.cancel)
 app.command("retry")(runs.retry)
 app.command("doctor")(doctor.doctor)
+app.command("export")(export.export)
+app.command("replay")(replay.replay)
+app.command("prune")(prune.prune)

@@ -102,7 +102,8 @@ async def _write(connection: Connection, run_id: str, encoded: bytes) -> dict[st
     return {ENVELOPE_KEY: REFERENCE_TYPE, "value": {"digest": digest, "size": len(encoded), "chunks": count}}
 
 
-def _reference(value: Any) -> dict[str, Any] | None:
+def reference_of(value: Any) -> dict[str, Any] | None:
+    """What stands in the place of a value that was moved out: digest, size, chunks; None for a value itself."""
     if isinstance(value, dict) and value.get(ENVELOPE_KEY) == REFERENCE_TYPE:
         reference: dict[str, Any] = value["value"]
         return reference
@@ -117,7 +118,7 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
         CorruptHistory: A chunk is missing or damaged.
     """
     values = list(values)
-    wanted = {reference["digest"]: reference for value in values if (reference := _reference(value)) is not None}
+    wanted = {reference["digest"]: reference for value in values if (reference := reference_of(value)) is not None}
     if not wanted:
         return values
     parts: dict[str, dict[int, bytes]] = {digest: {} for digest in wanted}
@@ -132,4 +133,4 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
             raise CorruptHistory(f"run {run_id}: the stored value {digest} of {reference['size']} bytes is incomplete or damaged", run_id=run_id)
         found[digest] = encoded
     # Decoded once for each place it stands, so that no two places share an object.
-    return [bson.decode(found[reference["digest"]])["v"] if (reference := _reference(value)) is not None else value for value in values]
+    return [bson.decode(found[reference["digest"]])["v"] if (reference := reference_of(value)) is not None else value for value in values]
