@@ -8,158 +8,42 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.policy import WhenBusy, is_queued
-from mongo_durable.engine.resolving import resolve
-from mongo_durable.errors import ConfigurationError, RunFailed
+from mongo_durable.engine.resolving import Rules, draft_answer, resolve
+from mongo_durable.engine.tokens import KEYS_VARIABLE, SigningKeys, answer_with_token, make_token
+from mongo_durable.errors import ConfigurationError
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import UNANSWERED
+from mongo_durable.protocol.frontier import UNANSWERED, AnswerChannel
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
-from mongo_durable.store import events, forks, frontiers, heads, histories, memory, pruning, runs, schema, waiting
+from mongo_durable.snapshots import Draft, DraftAnswer, Frontier, Question, RunSnapshot, Utterance
+from mongo_durable.store import audit, drafts, events, forks, frontiers, heads, histories, memory, pruning, runs, schema, waiting
+from mongo_durable.store.audit import Refusal
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
-from mongo_durable.store.documents import Resolution, RunHead, RunLimit, StoredFrontier
+from mongo_durable.store.documents import Answerer, Resolution, RunHead, RunLimit, StoredFrontier
 from mongo_durable.store.pruning import PrunedRun
+from mongo_durable.store.sealing import SEALED_TYPE
 from mongo_durable.store.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from mongo_durable.encryption import Cipher
+    from mongo_durable.engine.authorizing import Authorize
     from mongo_durable.langgraph.codec import Codec
 
 T = TypeVar("T")
 
 _LOOK_AGAIN_S = 5.0
 _FOLLOW_S = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One suspended activity of a frontier.
-
-    Attributes:
-        activity_id: What the answer is given under; the same in every attempt.
-        name: The node or tool that asks, or the name of the interrupt.
-        value: What it asks.
-        response_schema: JSON Schema that the answer must fit, or None for any value.
-        expires_at: When the question is no longer asked; None: never.
-        has_default, default: Whether there is an answer that it then gets, and which.
-    """
-
-    activity_id: str
-    name: str
-    kind: str
-    position: str
-    value: Any
-    response_schema: Any
-    expires_at: datetime | None = None
-    has_default: bool = False
-    default: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frontier:
-    """All questions that a run waits for; they are answered together.
-
-    Attributes:
-        generation, digest: What a reviewer saw; `resolve` refuses if either has moved.
-    """
-
-    run_id: str
-    workflow: str
-    thread_id: str
-    generation: int
-    digest: str
-    status: str
-    entries: tuple[Question, ...]
-    opened_at: datetime | None
-    expires_at: datetime | None
-
-    @property
-    def cursor(self) -> str:
-        """Where it stands in a listing: `after=` of the next page."""
-        return str(heads.Cursor(self.opened_at or datetime.min.replace(tzinfo=UTC), f"{self.run_id}/{self.generation}"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utterance:
-    """One entry of a thread's conversation.
-
-    Attributes:
-        role: input, model, tool or human.
-        name: Of the model, tool or question; None for the input.
-        error: Of a failed model or tool call, instead of a value.
-    """
-
-    run_id: str
-    turn: int
-    role: str
-    name: str | None
-    activity_id: str | None
-    value: Any
-    error: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """A run as it is at one moment.
-
-    Attributes:
-        status: pending, running, suspended, ready, completed, failed, diverged or cancelled.
-        output: Of a completed run.
-        error: Of a failed or diverged one: `{"type": …, "message": …}`, and for a divergence position, expected and found.
-        frontier: Of a suspended one.
-        attempt: How many attempts there have been.
-        waits_for: What keeps a pending or ready run from being executed, besides its turn: the end of a delay or sleep, a runner that serves its
-            workflow, a place of its limit, another run of its thread. None for any other.
-        available_at: Of a pending or ready run: not before this time. Of a suspended one: the deadline of its frontier.
-        deadline_at: When it fails if it has not ended.
-    """
-
-    run_id: str
-    workflow: str
-    version: str
-    thread_id: str
-    status: str
-    generation: int
-    attempt: int
-    output: Any
-    error: Mapping[str, Any] | None
-    frontier: Frontier | None
-    submitted_at: datetime | None
-    ended_at: datetime | None
-    waits_for: str | None = None
-    priority: int = 0
-    available_at: datetime | None = None
-    deadline_at: datetime | None = None
-
-    @property
-    def cursor(self) -> str:
-        """Where it stands in a listing: `after=` of the next page."""
-        return str(heads.Cursor(self.submitted_at or datetime.min.replace(tzinfo=UTC), self.run_id))
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the run has come to one of its four ends."""
-        return RunStatus(self.status).is_end
-
-    def result(self) -> Any:
-        """The output of a completed run.
-
-        Raises:
-            RunFailed: It ended otherwise, or has not ended.
-        """
-        if self.status == RunStatus.COMPLETED:
-            return self.output
-        kind = (self.error or {}).get("type", "no error recorded")
-        raise RunFailed(f"run {self.run_id} is {self.status}: {kind}", run_id=self.run_id, status=self.status, error=self.error)
 
 
 class RunHandle:
@@ -186,16 +70,39 @@ class DurableClient:
         database: None takes `MONGO_DURABLE_DATABASE`, else `mongo_durable`.
         client: A client that the application holds, instead of a URI.
         codec: For types that the application registered with its App (`app.codec`).
+        authorize: Says who may answer what; asked for each answer of this client before anything is stored. See `AnswerRequest`.
+        signing_keys: For resume tokens; None takes `MONGO_DURABLE_SIGNING_KEYS`.
+        channel: By what way this client's answers are recorded to have come; the command line says "cli".
+        cipher: As the App has it; without its keys, values that it encrypted are shown as they are stored, and no encrypted question can be answered.
     """
 
-    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        database: str | None = None,
+        client: Any = None,
+        codec: Codec | None = None,
+        cipher: Cipher | None = None,
+        authorize: Authorize | None = None,
+        signing_keys: SigningKeys | None = None,
+        channel: AnswerChannel = AnswerChannel.CLIENT,
+    ) -> None:
         found = uri or (os.environ.get("MONGO_DURABLE_URI") if client is None else None)
-        self._endpoint = Endpoint(found, database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE), client)
+        self._database = database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE)
+        self._endpoint = Endpoint(found, self._database, client, cipher)
         self._codec = codec
+        self._rules = Rules(authorize=authorize, decode=self.decode)
+        self._signing_keys = signing_keys
+        self._channel = channel
         self._wakeups: Wakeups | None = None
 
     async def __aenter__(self) -> Self:
-        await self._connection()
+        try:
+            await self._connection()
+        except BaseException:
+            await self.aclose()  # there will be no __aexit__
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -329,16 +236,24 @@ class DurableClient:
         workflow: str | None = None,
         thread_id: str | None = None,
         run_id: str | None = None,
+        audience: str | None = None,
         limit: int = 1000,
         after: str | None = None,
     ) -> list[Frontier]:
         """Frontiers that wait for answers, oldest first.
 
         Args:
+            audience: Those with a question that this audience is asked now; a second audience from the time of escalation on.
             after: `Frontier.cursor` of the last one of the page before.
         """
         found = await frontiers.open_frontiers(
-            await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, limit=limit, after=_cursor(after)
+            await self._connection(),
+            workflow=workflow,
+            thread_id=thread_id,
+            run_id=run_id,
+            audience=audience,
+            limit=limit,
+            after=_cursor(after),
         )
         return [self._frontier(each) for each in found]
 
@@ -362,16 +277,146 @@ class DurableClient:
         Args:
             answers: Any JSON-safe value by activity id.
             generation, digest: What the reviewer saw (`Frontier.generation`, `.digest`); None does not pin it.
+            resolved_by, note: Who answers and why; recorded, and what `authorize` is asked about.
 
         Returns:
             The receipt; the same answers again give the same one.
 
         Raises:
-            ResolutionError: They were refused; nothing was written. See its subclasses.
+            ResolutionError: They were refused; nothing was written but an audit event (`refusals`). See its subclasses.
             RunNotFound, RunNotSuspended.
         """
-        plain = {activity_id: self.encode(answer) for activity_id, answer in answers.items()}
-        return await resolve(await self._connection(), run_id, plain, generation=generation, digest=digest, resolved_by=resolved_by, note=note)
+        answerer = Answerer(by=resolved_by, note=note, channel=self._channel)
+        plain = self._plain(answers)
+        return await resolve(await self._connection(), run_id, plain, answerer, generation=generation, digest=digest, rules=self._rules)
+
+    async def draft_answer(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any],
+        *,
+        answered_by: str,
+        note: str | None = None,
+        generation: int | None = None,
+        digest: str | None = None,
+    ) -> Draft:
+        """Answer some questions of a run's open frontier, for several people who answer it together.
+
+        The answers are kept beside the run. With the one that completes them, all go in as one resolution, in the same transaction; nothing reaches
+        the run before. Who gave an answer can change it until then, nobody else can.
+
+        Args:
+            answers: Any JSON-safe value by activity id. They pass the same checks as in `resolve`.
+            answered_by, note: Who answers and why; recorded with each answer.
+            generation, digest: As for `resolve`.
+
+        Returns:
+            The draft; its `resolution` is the receipt if it is complete.
+
+        Raises:
+            DraftConflict: Somebody else has answered one of the questions otherwise.
+            ResolutionError, RunNotFound, RunNotSuspended: As for `resolve`.
+            ConfigurationError: There is no answer, or nobody answers.
+        """
+        if not answered_by or not answers:
+            raise ConfigurationError("a draft says who answers (answered_by=) and what: give both")
+        connection = await self._connection()
+        answerer = Answerer(by=answered_by, note=note, channel=AnswerChannel.DRAFT)
+        plain = self._plain(answers)
+        stored = await draft_answer(connection, run_id, plain, answerer, generation=generation, digest=digest, rules=self._rules)
+        return await self._draft(connection, stored)
+
+    async def draft(self, run_id: str, *, generation: int | None = None) -> Draft | None:
+        """The draft for a frontier of a run, the newest if none is named; None if nobody has begun one.
+
+        Raises:
+            RunNotFound, RunNotSuspended: The run never had a frontier.
+        """
+        connection = await self._connection()
+        wanted = generation if generation is not None else (await frontiers.current(connection, run_id)).generation
+        stored = await drafts.get(connection, run_id, wanted)
+        return await self._draft(connection, stored) if stored is not None else None
+
+    async def withdraw_answer(self, run_id: str, activity_ids: Collection[str], *, answered_by: str, generation: int | None = None) -> bool:
+        """Take one's own answers out of a draft. False: they are not all there, not all one's own, or have gone in; then nothing has changed."""
+        connection = await self._connection()
+        wanted = generation if generation is not None else (await frontiers.current(connection, run_id)).generation
+        return await drafts.withdraw(connection, run_id, wanted, list(activity_ids), answered_by)
+
+    async def resume_token(self, frontier: Frontier, *, expires_in: timedelta, audience: str | None = None) -> str:
+        """A signed token that allows to answer exactly this frontier, for a link in a mail or chat. Anybody who has it can use it.
+
+        Args:
+            frontier: As its reader is shown it: the token is bound to its run, generation and digest.
+            expires_in: How long it can be used, by the server's clock.
+            audience: Whom it is for: `resolve_with_token` has to name the same. None: whoever has it.
+
+        Raises:
+            ConfigurationError: There are no signing keys; there is no default one.
+        """
+        keys = self._keys()
+        now = await (await self._connection()).server_time()
+        return make_token(
+            keys,
+            database=self._database,
+            run_id=frontier.run_id,
+            generation=frontier.generation,
+            digest=frontier.digest,
+            audience=audience,
+            now=now,
+            expires_in=expires_in,
+        )
+
+    async def resolve_with_token(
+        self, token: str, answers: Mapping[str, Any], *, audience: str | None = None, resolved_by: str | None = None, note: str | None = None
+    ) -> Resolution:
+        """Answer the frontier that a resume token is for. The same checks hold as in `resolve`.
+
+        It can be used once, because its frontier can be answered once; an answer that is refused does not use it up.
+
+        Args:
+            audience: Who uses it, as the application has found out.
+            resolved_by: Recorded; None takes the audience.
+
+        Returns:
+            The receipt; the same answers again give the same one.
+
+        Raises:
+            TokenInvalid, TokenExpired, TokenOutOfScope, TokenUsed: The token does not allow it.
+            ResolutionError, RunNotFound, RunNotSuspended: As for `resolve`.
+        """
+        answerer = Answerer(by=resolved_by if resolved_by is not None else audience, note=note, channel=AnswerChannel.TOKEN)
+        connection = await self._connection()
+        return await answer_with_token(connection, self._keys(), token, self._plain(answers), answerer, audience=audience, rules=self._rules)
+
+    async def refusals(self, run_id: str) -> list[Refusal]:
+        """The answers to a run that were refused, in order: what, to whom, when and why."""
+        return await audit.refusals(await self._connection(), run_id)
+
+    def _plain(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        return {activity_id: self.encode(answer) for activity_id, answer in answers.items()}
+
+    def _keys(self) -> SigningKeys:
+        if self._signing_keys is None:
+            self._signing_keys = SigningKeys.from_environment()
+        if self._signing_keys is None:
+            raise ConfigurationError(f"resume tokens need a key to sign with: give DurableClient(signing_keys=…) or set {KEYS_VARIABLE}")
+        return self._signing_keys
+
+    async def _draft(self, connection: Connection, stored: drafts.StoredDraft) -> Draft:
+        frontier = await frontiers.get(connection, stored.run_id, stored.generation)
+        asked = [entry.activity_id for entry in frontier.entries] if frontier is not None else []
+        return Draft(
+            run_id=stored.run_id,
+            generation=stored.generation,
+            digest=stored.digest,
+            answers={
+                each: DraftAnswer(value=self.decode(stored.answers[each].value), by=found.by, note=found.note, at=found.at)
+                for each, found in stored.answers.items()
+            },
+            missing=tuple(each for each in asked if each not in stored.answers),
+            resolution=stored.resolution,
+        )
 
     async def cancel(self, run_id: str, *, reason: str | None = None) -> RunSnapshot:
         """End a run as cancelled, whatever it does now. When this returns, nothing of it is executed or recorded any more."""
@@ -512,7 +557,12 @@ class DurableClient:
 
     def decode(self, plain: Any) -> Any:
         """The application value of a plain value."""
-        return self._codec.decode(plain) if self._codec is not None else decode(plain, revive=_revive)
+        return decode(plain, revive=self._revive)
+
+    def _revive(self, tagged: Tagged) -> object:
+        if self._codec is not None and tagged.type != SEALED_TYPE:
+            return self._codec.revive(tagged)
+        return _revive(tagged)
 
     def _snapshot(self, head: RunHead, frontier: Frontier | None, reasons: Mapping[str, str], *, has_output: bool = True) -> RunSnapshot:
         return RunSnapshot(
@@ -553,6 +603,9 @@ class DurableClient:
                     expires_at=entry.expires_at,
                     has_default=entry.default is not UNANSWERED,
                     default=None if entry.default is UNANSWERED else self.decode(entry.default),
+                    audience=entry.audience.first if entry.audience is not None else None,
+                    escalates_to=entry.audience.then if entry.audience is not None else None,
+                    escalates_at=entry.escalates_at,
                 )
                 for entry in stored.entries
             ),
@@ -581,7 +634,7 @@ def _convert(value: object) -> Tagged | None:
 def _revive(tagged: Tagged) -> object:
     if tagged.type.partition(":")[0] in ("langchain", "langgraph"):
         return _default_codec().revive(tagged)
-    return tagged  # a type that only the application knows: shown as it is stored
+    return tagged  # encrypted, or of a type that only the application knows: shown as it is stored
 
 
 def _default_codec() -> Codec:
@@ -593,11 +646,11 @@ def _default_codec() -> Codec:
 class SyncDurableClient:
     """`DurableClient` for plain scripts and notebooks: the same methods, blocking. It lives on an event loop of its own thread."""
 
-    def __init__(self, uri: str | None = None, *, database: str | None = None, client: Any = None, codec: Codec | None = None) -> None:
+    def __init__(self, uri: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
             raise ConfigurationError("SyncDurableClient takes a uri: an async client belongs to its own event loop")
+        self._client = DurableClient(uri, **options)
         self._thread = LoopThread("mongo_durable-client")
-        self._client = DurableClient(uri, database=database, codec=codec)
 
     def __enter__(self) -> Self:
         self._call(self._client.__aenter__())
@@ -642,6 +695,30 @@ class SyncDurableClient:
     def resolve(self, run_id: str, answers: Mapping[str, Any], **options: Any) -> Resolution:
         """See `DurableClient.resolve`."""
         return self._call(self._client.resolve(run_id, answers, **options))
+
+    def draft_answer(self, run_id: str, answers: Mapping[str, Any], **options: Any) -> Draft:
+        """See `DurableClient.draft_answer`."""
+        return self._call(self._client.draft_answer(run_id, answers, **options))
+
+    def draft(self, run_id: str, *, generation: int | None = None) -> Draft | None:
+        """See `DurableClient.draft`."""
+        return self._call(self._client.draft(run_id, generation=generation))
+
+    def withdraw_answer(self, run_id: str, activity_ids: Collection[str], **options: Any) -> bool:
+        """See `DurableClient.withdraw_answer`."""
+        return self._call(self._client.withdraw_answer(run_id, activity_ids, **options))
+
+    def resume_token(self, frontier: Frontier, *, expires_in: timedelta, audience: str | None = None) -> str:
+        """See `DurableClient.resume_token`."""
+        return self._call(self._client.resume_token(frontier, expires_in=expires_in, audience=audience))
+
+    def resolve_with_token(self, token: str, answers: Mapping[str, Any], **options: Any) -> Resolution:
+        """See `DurableClient.resolve_with_token`."""
+        return self._call(self._client.resolve_with_token(token, answers, **options))
+
+    def refusals(self, run_id: str) -> list[Refusal]:
+        """See `DurableClient.refusals`."""
+        return self._call(self._client.refusals(run_id))
 
     def cancel(self, run_id: str, *, reason: str | None = None) -> RunSnapshot:
         """See `DurableClient.cancel`."""

@@ -15,7 +15,14 @@
     │   ├── ResolutionConflict
     │   ├── StaleGeneration
     │   ├── InvalidAnswer
-    │   └── FrontierExpired
+    │   ├── NotAuthorized
+    │   ├── DraftConflict
+    │   ├── FrontierExpired
+    │   └── TokenError              a resume token that opens nothing
+    │       ├── TokenInvalid
+    │       ├── TokenExpired
+    │       ├── TokenOutOfScope
+    │       └── TokenUsed
     ├── RunError                    about one run
     │   ├── RunNotFound
     │   ├── RunConflict
@@ -25,6 +32,8 @@
     │   ├── RunFailed
     │   ├── ActivityFailed
     │   ├── InterruptExpired
+    │   ├── ProposalChanged
+    │   ├── UnusableAnswer
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
@@ -34,6 +43,8 @@
     │   └── HistoryEnded
     └── StoreError                  about the database
         ├── StoreUnavailable
+        ├── NotPermitted
+        ├── DecryptionFailed
         ├── CommitUnknown
         └── CorruptHistory
 
@@ -54,6 +65,7 @@ class DurableError(Exception):
         code: Stable machine-readable name of the class, in snake case.
         run_id: The run that it is about, or None.
         retryable: Whether the same call may succeed later without a change by the caller.
+        fields: What the class names besides, such as `expected` and `found`.
     """
 
     code: ClassVar[str] = "durable_error"
@@ -66,7 +78,7 @@ class DurableError(Exception):
     def __init__(self, message: str | None = None, *, run_id: str | None = None, **fields: Any) -> None:
         self.message = message or " ".join(inspect.cleandoc(type(self).__doc__ or type(self).__name__).partition("\n\n")[0].split())
         self.run_id = run_id
-        self._fields = fields
+        self.fields = fields
         for name, value in fields.items():
             setattr(self, name, value)
         super().__init__(self.message)
@@ -76,7 +88,7 @@ class DurableError(Exception):
         return f"{self.message}{where} [{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.run_id, self._fields)
+        return _rebuild, (type(self), self.message, self.run_id, self.fields)
 
     def with_run(self, run_id: str) -> Self:
         """Name the run that this error is about, where the raiser could not know it."""
@@ -219,6 +231,45 @@ class FrontierExpired(ResolutionError):
     """The frontier passed its deadline before this answer came: its declared default was recorded."""
 
 
+class NotAuthorized(ResolutionError):
+    """Whoever answers may not give this answer.
+
+    A hook `authorize` raises it to say why, or does not return True.
+    """
+
+
+class DraftConflict(ResolutionError):
+    """Somebody else has answered this question otherwise, in the draft of the same frontier.
+
+    Attributes:
+        activity_id: The question.
+        answered_by: Who.
+    """
+
+    activity_id: str
+    answered_by: str
+
+
+class TokenError(ResolutionError):
+    """A resume token does not allow this answer."""
+
+
+class TokenInvalid(TokenError):
+    """This is no resume token of ours: it was changed, cut, or signed with a key that is not known here."""
+
+
+class TokenExpired(TokenError):
+    """The resume token's time is over: ask for another one."""
+
+
+class TokenOutOfScope(TokenError):
+    """The resume token is for another audience or database."""
+
+
+class TokenUsed(TokenError):
+    """The questions of this resume token were answered before, with other answers: the first ones stand."""
+
+
 class RunError(DurableError):
     """A run is not in a state that allows this."""
 
@@ -301,6 +352,36 @@ class InterruptExpired(RunError):
     """Nobody answered before the deadline, and the question has no default: raised where the code waited for the answer."""
 
 
+class ProposalChanged(RunError):
+    """What was approved is not what is to be done now: ask for approval again.
+
+    Attributes:
+        expected: Digest of what was approved.
+        found: Digest of what is to be done.
+    """
+
+    expected: str
+    found: str
+
+
+class UnusableAnswer(RunError):
+    """An answer that fits its question's JSON Schema is refused by the model of the code that asked: it is stored, and the run has failed.
+
+    Attributes:
+        activity_id: The question.
+        name: Its name.
+        errors: One text per fault, each with its path.
+    """
+
+    activity_id: str
+    name: str
+    errors: list[str]
+
+
+OF_THE_CODE = (ActivityFailed, InterruptExpired, ProposalChanged)
+"""Raised where application code runs, for it to handle: a failure of its activity like any other exception. All our other errors end the attempt."""
+
+
 class AttemptOver(DurableError):
     """This attempt has ended; nothing more is written under its fence."""
 
@@ -333,6 +414,32 @@ class StoreUnavailable(StoreError):
     """MongoDB cannot be reached. You may not conclude that the write was not applied."""
 
     retryable = True
+
+
+class NotPermitted(StoreError):
+    """The database user may not do this: give it a role that allows it (`mongo-durable init --roles` makes them).
+
+    What was refused was not done. What the same call did before it stands.
+
+    Attributes:
+        action: MongoDB's name of what was refused (`insert`, `changeStream`, …), or None where the server did not say.
+        collection: What it was to be done on, or None.
+        roles: The roles of mongo_durable that allow it, the weakest first; empty for what only an admin does.
+    """
+
+    action: str | None = None
+    collection: str | None = None
+    roles: list[str] = []  # noqa: RUF012 - never changed; an instance has its own
+
+
+class DecryptionFailed(StoreError):
+    """A stored value is encrypted, and this process does not have the key for it, or the value was changed.
+
+    Attributes:
+        key_id: Id of the key that the value names.
+    """
+
+    key_id: str
 
 
 class CommitUnknown(StoreError):

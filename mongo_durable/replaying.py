@@ -92,6 +92,7 @@ def replay_history(app: App | Sequence[App], history: str | os.PathLike[str] | I
 
     Raises:
         ConfigurationError: It is no history, or has runs of workflows that no app is for.
+        DecryptionFailed: It is encrypted, and the app's cipher has not the key.
     """
     return list(each_replayed(app, history))
 
@@ -145,6 +146,7 @@ def _app_of(apps: Sequence[App], run: ExportedRun) -> App:
 
 
 async def _replayed(app: App, run: ExportedRun) -> Replayed:
+    run = histories.opened(run, app.cipher)
     history = fold(run.head.run_id, run.events)
     reached, divergence = await _compared(app, run, history)
     return Replayed(
@@ -162,7 +164,7 @@ async def _compared(app: App, run: ExportedRun, history: History) -> tuple[Reach
     sink = ClosedSink(run.head.run_id, history.seq)
     attempt = Attempt(run.head, history, sink)
     try:
-        driver = Driver(app.graph(), attempt, app.codec, app.codec.decode(run.head.settings), None, run.base)
+        driver = Driver(app.graph(), attempt, app.codec, app.codec.decode(run.head.settings), None, run.state, None, app.redact)
         # A thread or a task, with a context, of its own, as every attempt has.
         if app.is_sync:
             await asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, driver.run)

@@ -46,14 +46,17 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
 
     async def connected() -> T:
         from mongo_durable.client import DurableClient
+        from mongo_durable.encryption import cipher_from_environment
+        from mongo_durable.protocol.frontier import AnswerChannel
         from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
 
         name = database or DEFAULT_DATABASE
-        endpoint = Endpoint(given, name)
+        cipher = cipher_from_environment()
+        endpoint = Endpoint(given, name, cipher=cipher)
         try:
             connection = endpoint.connection()
             # One connection for both: the client uses it as an application's own.
-            async with DurableClient(given, client=connection.client, database=name) as client:
+            async with DurableClient(given, client=connection.client, database=name, channel=AnswerChannel.CLI, cipher=cipher) as client:
                 return await work(Opened(client, connection, name))
         finally:
             await endpoint.aclose()

@@ -16,7 +16,7 @@ from mongo_durable.cli.durations import duration
 from mongo_durable.cli.output import complain
 
 if TYPE_CHECKING:
-    from mongo_durable.client import RunSnapshot
+    from mongo_durable.snapshots import RunSnapshot
 
 _PAGE = 500
 
@@ -86,9 +86,7 @@ async def _selected(
     left = limit
     since: datetime | None = None
     if age is not None:
-        from mongo_durable.store.heads import server_time
-
-        since = await server_time(opened.connection) - age
+        since = await opened.connection.server_time() - age
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         page: list[RunSnapshot] = await opened.client.list_runs(workflow=workflow, version=version, status=status, limit=size, after=after)

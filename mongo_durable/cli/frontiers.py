@@ -14,7 +14,7 @@ from mongo_durable.cli.database import Database, Opened, Uri, with_database
 from mongo_durable.cli.output import After, AsJson, console, in_one_line, length, moment, print_json, printable, say_next
 
 if TYPE_CHECKING:
-    from mongo_durable.client import Frontier, Question
+    from mongo_durable.snapshots import Frontier, Question
     from mongo_durable.store.documents import Resolution
 
 # No JSON value begins like this.

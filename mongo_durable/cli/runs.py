@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from mongo_durable.client import RunSnapshot
+    from mongo_durable.snapshots import RunSnapshot
     from mongo_durable.timeline import ActivityLine, AttemptLine, FrontierLine, Timeline
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]

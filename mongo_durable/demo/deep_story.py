@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mongo_durable.client import RunSnapshot
 from mongo_durable.demo.proof import Process, last_message
 from mongo_durable.demo.shop import EffectLine, Shop
 from mongo_durable.demo.story import LEASE_S, PATIENCE_S, Telling, ended, on_a_stage
 from mongo_durable.demo.worker import HOLDING
 from mongo_durable.demo.workers import DemoFailed, Workers
 from mongo_durable.protocol.events import RunStatus
+from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import Timeline, timeline
 
 WORKFLOW = "research"

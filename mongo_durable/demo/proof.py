@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mongo_durable.client import RunSnapshot
 from mongo_durable.demo.shop import EffectLine
 from mongo_durable.protocol.events import ActivityKind, RunStatus
+from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import AttemptLine, Timeline
 
 MODEL = "model"

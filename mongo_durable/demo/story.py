@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mongo_durable.client import DurableClient, RunSnapshot
+from mongo_durable.client import DurableClient
 from mongo_durable.demo.proof import ASKS, KILLED_INSIDE, Account, Process, faults, last_message, model_calls, proofs, worker_of
 from mongo_durable.demo.shop import Shop
 from mongo_durable.demo.worker import HOLDING
 from mongo_durable.demo.workers import DemoFailed, Worker, Workers
+from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.faults import no_driver_errors
 from mongo_durable.timeline import AttemptLine, timeline

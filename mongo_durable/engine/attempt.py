@@ -187,6 +187,7 @@ class Attempt:
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
         self._reserved: dict[str, int] = {}
         self._claimed_clock = lease_clock()
+        self._sealed: int | None = None
         self.is_draining = False
         """No effect is to be started any more that is not inside one which runs."""
 
@@ -196,10 +197,12 @@ class Attempt:
 
         Raises:
             CorruptHistory: It breaks the protocol.
+            DecryptionFailed: Its values are encrypted, and this process has not the key.
         """
         recorded: Sequence[Event] | None = claimed.recorded
         if recorded is None:
             recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+            events.require_readable(claimed.head.run_id, recorded)
         telemetry.count("attempts", workflow=claimed.head.workflow)
         return cls(claimed.head, fold(claimed.head.run_id, recorded), StoreSink(process, lease, claimed))
 
@@ -241,6 +244,19 @@ class Attempt:
         claimed_at = self.head.claimed_at
         assert claimed_at is not None  # every claim sets it
         return claimed_at + timedelta(seconds=lease_clock() - self._claimed_clock)
+
+    @property
+    def step_began_at(self) -> datetime:
+        """When the running root step began: when the one before it was sealed, or the run submitted. The same in every attempt.
+
+        A seal is queued, not awaited, so an attempt can die between using this time and the seal's landing; the next one then seals anew, at another
+        time. Nothing recorded can have depended on the lost one: it would stand behind the seal, and events are dense (I1).
+        """
+        sealed = self.history.steps.get(self._sealed) if self._sealed is not None else None
+        event = sealed or self.history.submitted
+        assert event is not None  # a history begins with its submission
+        assert event.at is not None  # every writer sets it
+        return event.at
 
     def cancel(self) -> None:
         """The cancellation of the run was requested: stop at the next durable call; the attempt's end is then the run's end as cancelled."""
@@ -447,6 +463,7 @@ class Attempt:
         if not is_sealed and not self._sink.is_closed:
             data = {"step": step, "activities": len(reached), "digest": step_digest(reached)}
             self._append(EventType.STEP_COMMITTED, is_awaited=False, data=data)
+        self._sealed = step
 
     async def await_timer(self, call: ActivityCall, when: datetime | timedelta) -> datetime | None:
         """Let a timer fire if it is due, or set it.
@@ -514,16 +531,18 @@ class Attempt:
             self.consumed += 1
             self.answers.update(decision.answers)
             return Answered(decision.answers)
-        entries = [self._with_first_deadline(each.entry) for each in pending.values() if each.entry is not None]
+        entries = [self._as_first_asked(each.entry) for each in pending.values() if each.entry is not None]
         await self._sink.drain()
         return Suspended(await self._patiently(lambda: self._sink.suspend(entries, self.history.unsaved)))
 
-    def _with_first_deadline(self, entry: FrontierEntry) -> FrontierEntry:
-        """A question that is asked again, because its frontier expired for another one's sake, keeps the deadline that it had."""
+    def _as_first_asked(self, entry: FrontierEntry) -> FrontierEntry:
+        """A question that is asked again, because its frontier expired for another one's sake, keeps the times that it had."""
         last = self.history.frontiers[-1] if self.history.frontiers else None
         if last is None or last.status is not FrontierStatus.EXPIRED or entry.position not in last.entries or last.is_closed(entry.position):
             return entry
-        return replace(entry, expires_at=last.expires_at.get(entry.activity_id))
+        return replace(
+            entry, expires_at=last.expires_at.get(entry.activity_id), escalates_at=last.escalates_at.get(entry.activity_id, entry.escalates_at)
+        )
 
     async def end(self, ending: runs.Ending) -> None:
         """End the run under this attempt's fence.

@@ -1,30 +1,53 @@
-"""Answering a frontier: pins, schemas, then the one transaction."""
+"""Answering a frontier: pins, permission, schemas, then the one transaction. What is refused is kept as an audit event."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-from jsonschema.validators import validator_for
-
-from mongo_durable.errors import InvalidAnswer, StaleGeneration
+from mongo_durable.engine.authorizing import AnswerRequest, Authorize, check_authorized
+from mongo_durable.engine.schemas import check_answer
+from mongo_durable.errors import ResolutionConflict, ResolutionError, RunNotSuspended, StaleGeneration, TokenUsed, UnknownActivity
+from mongo_durable.protocol.canonical import digest as digest_of
 from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.values import decode
-from mongo_durable.store import frontiers
+from mongo_durable.store import audit, drafts, frontiers
 from mongo_durable.store.connection import Connection
-from mongo_durable.store.documents import Resolution, StoredFrontier
+from mongo_durable.store.documents import Answerer, Resolution, StoredFrontier
+
+_IDENTIFIER = re.compile(r"[\w.-]{1,100}")
+_MOST_IDS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What an answer has to pass on behalf of one client or app, besides its schema.
+
+    Attributes:
+        authorize: The application's hook, or None: whoever can reach the database may answer.
+        decode: Makes the application value of a plain value, for the hook.
+    """
+
+    authorize: Authorize | None = None
+    decode: Callable[[Any], Any] = decode
+
+
+NO_RULES = Rules()
+SOMEBODY = Answerer()
 
 
 async def resolve(
     connection: Connection,
     run_id: str,
     answers: Mapping[str, Any],
+    answerer: Answerer = SOMEBODY,
     *,
     generation: int | None = None,
     digest: str | None = None,
-    resolved_by: str | None = None,
-    note: str | None = None,
+    rules: Rules = NO_RULES,
 ) -> Resolution:
     """Answer the run's newest frontier, whole.
 
@@ -34,25 +57,149 @@ async def resolve(
 
     Raises:
         StaleGeneration: The run has moved on since.
+        NotAuthorized: The hook refused.
         InvalidAnswer: An answer does not fit its question's schema.
+        ConfigurationError: A question's schema is itself not valid: it cannot be answered.
         UnknownActivity, IncompleteResolution, ResolutionConflict, FrontierExpired, RunNotSuspended, RunNotFound: See `store.frontiers.resolve`.
 
-    Writes: One transaction, or nothing.
+    Writes: One transaction, or an audit event.
     Invariants: I6.
     """
-    frontier = await frontiers.current(connection, run_id)
-    _check_pins(frontier, generation, digest)
-    return await resolve_frontier(connection, frontier, answers, resolved_by=resolved_by, note=note)
+    async with _refusals_kept(connection, run_id, answers, answerer, generation) as target:
+        frontier = await frontiers.current(connection, run_id)
+        if generation is not None and generation != frontier.generation:
+            receipt = await frontiers.receipt(connection, run_id, generation, digest_of(dict(answers)))
+            if receipt is not None:
+                return receipt  # the call is repeated, and the run has gone on meanwhile
+        target.generation = frontier.generation
+        _check_pins(frontier, generation, digest)
+        return await _resolve(connection, frontier, answers, answerer, rules)
 
 
 async def resolve_frontier(
-    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], *, resolved_by: str | None = None, note: str | None = None
+    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer = SOMEBODY, *, rules: Rules = NO_RULES
 ) -> Resolution:
     """Answer a frontier that was read before. See `resolve`."""
-    for entry in frontier.entries:
-        if entry.response_schema is not None and entry.activity_id in answers:
-            _check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
-    return await frontiers.resolve(connection, frontier, answers, resolved_by=resolved_by, note=note)
+    async with _refusals_kept(connection, frontier.run_id, answers, answerer, frontier.generation):
+        return await _resolve(connection, frontier, answers, answerer, rules)
+
+
+async def resolve_once(
+    connection: Connection,
+    run_id: str,
+    generation: int,
+    digest: str,
+    answers: Mapping[str, Any],
+    answerer: Answerer,
+    *,
+    rules: Rules = NO_RULES,
+) -> Resolution:
+    """Answer the frontier that a resume token names, be it the newest or not.
+
+    Raises:
+        TokenUsed: Other answers were first.
+        ResolutionError, RunError: See `resolve`.
+    """
+    async with _refusals_kept(connection, run_id, answers, answerer, generation):
+        frontier = await frontiers.get(connection, run_id, generation) or await frontiers.current(connection, run_id)
+        _check_pins(frontier, generation, digest)
+        try:
+            return await _resolve(connection, frontier, answers, answerer, rules)
+        except ResolutionConflict as conflict:
+            raise TokenUsed(conflict.message, run_id=run_id) from None
+
+
+async def draft_answer(
+    connection: Connection,
+    run_id: str,
+    answers: Mapping[str, Any],
+    answerer: Answerer,
+    *,
+    generation: int | None = None,
+    digest: str | None = None,
+    rules: Rules = NO_RULES,
+) -> drafts.StoredDraft:
+    """Put somebody's answers into the draft of the run's newest frontier; see `store.drafts.add`. They pass the same checks as in `resolve`."""
+    async with _refusals_kept(connection, run_id, answers, answerer, generation) as target:
+        frontier = await frontiers.current(connection, run_id)
+        target.generation = frontier.generation
+        _check_pins(frontier, generation, digest)
+        unknown = answers.keys() - {entry.activity_id for entry in frontier.entries}
+        if unknown:
+            raise UnknownActivity(
+                f"run {run_id}: {len(unknown)} of the answered activity ids are not in its frontier {frontier.generation}",
+                run_id=run_id,
+                activity_ids=sorted(unknown),
+            )
+        await _judge(connection, frontier, answers, answerer, rules)
+        return await drafts.add(connection, frontier, answers, answerer.by or "", answerer.note)
+
+
+async def _resolve(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, rules: Rules) -> Resolution:
+    frontiers.check_complete(frontier, answers)
+    await _judge(connection, frontier, answers, answerer, rules)
+    return await frontiers.resolve(connection, frontier, answers, answerer)
+
+
+async def _judge(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, rules: Rules) -> None:
+    """May these answers be given, and do they fit?
+
+    Raises:
+        NotAuthorized, InvalidAnswer.
+    """
+    answered = [entry for entry in frontier.entries if entry.activity_id in answers]
+    if rules.authorize is not None:
+        now = await connection.server_time()
+        for entry in answered:
+            request = AnswerRequest(
+                run_id=frontier.run_id,
+                workflow=frontier.workflow,
+                thread_id=frontier.thread_id,
+                generation=frontier.generation,
+                digest=frontier.digest,
+                activity_id=entry.activity_id,
+                name=entry.name,
+                kind=entry.kind.value,
+                payload=rules.decode(entry.value),
+                answer=rules.decode(answers[entry.activity_id]),
+                caller=answerer.by,
+                channel=answerer.channel.value,
+                audiences=entry.asks(now),
+            )
+            await check_authorized(rules.authorize, request)
+    for entry in answered:
+        if entry.response_schema is not None:
+            check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
+
+
+@dataclass(slots=True)
+class _Target:
+    """Which generation an answer turned out to be for."""
+
+    generation: int | None
+
+
+@asynccontextmanager
+async def _refusals_kept(
+    connection: Connection, run_id: str, answers: Mapping[str, Any], answerer: Answerer, generation: int | None
+) -> AsyncIterator[_Target]:
+    target = _Target(generation)
+    try:
+        yield target
+    except (ResolutionError, RunNotSuspended) as refusal:
+        named = [each for each in list(answers)[:_MOST_IDS] if _IDENTIFIER.fullmatch(each)]  # what is no id of ours could be anything
+        await keep_refusal(connection, run_id, target.generation, answerer, refusal, named)
+        raise
+
+
+async def keep_refusal(
+    connection: Connection, run_id: str, generation: int | None, answerer: Answerer, refusal: ResolutionError | RunNotSuspended, ids: list[str]
+) -> None:
+    """Record that an answer was refused.
+
+    Writes: `audit`, one insert.
+    """
+    await audit.record_refusal(connection, run_id, generation, answerer, code=refusal.code, activity_ids=ids, message=refusal.message)
 
 
 async def expire(connection: Connection, run_id: str) -> bool:
@@ -84,20 +231,3 @@ def _check_pins(frontier: StoredFrontier, generation: int | None, digest: str | 
                 expected=expected,
                 found=found,
             )
-
-
-def schema_faults(schema: Any, answer: Any) -> list[str]:
-    """What of an answer does not fit a JSON Schema, as `path: message`."""
-    validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
-    return [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(answer)]
-
-
-def _check_answer(run_id: str, activity_id: str, schema: Mapping[str, Any], answer: Any) -> None:
-    faults = schema_faults(decode(dict(schema)), answer)
-    if faults:
-        raise InvalidAnswer(
-            f"run {run_id}: the answer to {activity_id} does not fit its schema at {', '.join(fault.partition(':')[0] for fault in faults)}",
-            run_id=run_id,
-            activity_id=activity_id,
-            errors=faults,
-        )

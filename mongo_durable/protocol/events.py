@@ -93,11 +93,11 @@ class Event:
         value: Plain value (see `protocol.values`): a run's input or output, an activity's input (on start) or result (on completion).
         error: `{"type": …, "message": …}`, on failures.
         data: What only this type of event has:
-            run.submitted: workflow {name, version}, thread_id, turn
+            run.submitted: workflow {name, version}, thread_id, turn; of a fork also origin: the run that had the first of its events
             attempt.started: owner, attempt, code_version
             activity.started: is_overlapped; of a model call also parts {like, same, then}: see `protocol.parts`
-            activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest, expires_at}]
-            activities.resolved: generation, answers {activity_id: plain value}
+            activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest, expires_at, escalates_at}]
+            activities.resolved: generation, answers {activity_id: plain value}, resolved_by, note, channel; of a draft also answered_by
             frontier.expired: generation, answers of those past their deadline, unanswered [activity_id] of those of them that have no default
             step.committed: step, activities, digest
             run.diverged: position, expected, found

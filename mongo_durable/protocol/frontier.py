@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from mongo_durable.protocol.canonical import digest
@@ -22,6 +22,31 @@ class Unanswered(Enum):
 UNANSWERED = Unanswered.UNANSWERED
 
 
+class AnswerChannel(StrEnum):
+    """The way by which an answer came."""
+
+    APP = "app"
+    CLIENT = "client"
+    CLI = "cli"
+    TOKEN = "token"
+    DRAFT = "draft"
+    MONGOSH = "mongosh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audience:
+    """Who is asked: names that the application gives a meaning.
+
+    Attributes:
+        first: Asked from the beginning.
+        then: Asked as well, after `after` from the suspension. Both are given or neither.
+    """
+
+    first: str
+    then: str | None = None
+    after: timedelta | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierEntry:
     """One suspended activity: a question that somebody has to answer.
@@ -33,6 +58,8 @@ class FrontierEntry:
         expires_in: How long it waits for its answer, from its suspension; None: for ever.
         expires_at: When that is over, by the server's clock; known once it is stored.
         default: The answer that it then gets (plain value); UNANSWERED: none, whoever asks hears so.
+        audience: Who is asked, or None where the code did not say.
+        escalates_at: From when the second audience is asked as well, by the server's clock; known once it is stored.
     """
 
     activity_id: str
@@ -45,6 +72,16 @@ class FrontierEntry:
     expires_in: timedelta | None = None
     expires_at: datetime | None = None
     default: Any = UNANSWERED
+    audience: Audience | None = None
+    escalates_at: datetime | None = None
+
+    def asks(self, now: datetime) -> tuple[str, ...]:
+        """The audiences that are asked at `now`; none where the code did not say."""
+        if self.audience is None:
+            return ()
+        if self.audience.then is None or self.escalates_at is None or self.escalates_at > now:
+            return (self.audience.first,)
+        return (self.audience.first, self.audience.then)
 
 
 def frontier_entry(
@@ -57,6 +94,7 @@ def frontier_entry(
     *,
     expires_in: timedelta | None = None,
     default: Any = UNANSWERED,
+    audience: Audience | None = None,
 ) -> FrontierEntry:
     """The entry for the activity at `position`, with its id and digest."""
     return FrontierEntry(
@@ -69,6 +107,7 @@ def frontier_entry(
         digest=digest([str(kind), name, value]),
         expires_in=expires_in,
         default=default,
+        audience=audience,
     )
 
 

@@ -73,11 +73,13 @@ class Runner:
         first = apps[0].endpoint
         if any((app.endpoint.uri, app.endpoint.client, app.endpoint.database) != (first.uri, first.client, first.database) for app in apps):
             raise ConfigurationError("the apps of one Runner share one database: make a Runner for each")
+        if any(app.endpoint.cipher is not first.cipher for app in apps):
+            raise ConfigurationError("the apps of one Runner share one cipher: give all of them the same, with all keys")
         self._apps = {(app.name, app.version): app for app in apps}
         if len(self._apps) != len(apps):
             raise ConfigurationError("two apps have the same name and version")
         # A connection and an identity of its own: calls that the application makes on its apps outlive the runner.
-        self._endpoint = Endpoint(first.uri, first.database, first.client)
+        self._endpoint = Endpoint(first.uri, first.database, first.client, first.cipher)
         self._concurrency = concurrency
         self._workflow_concurrency = dict(workflow_concurrency or {})
         if unknown := self._workflow_concurrency.keys() - {app.name for app in apps}:

@@ -32,6 +32,8 @@ class FailPoint(StrEnum):
     RESOLVE_BEFORE = "resolve.before"
     RESOLVE_INSIDE = "resolve.inside"
     RESOLVE_AFTER = "resolve.after"
+    DRAFT_BEFORE = "draft.before"
+    DRAFT_AFTER = "draft.after"
     EXPIRE_BEFORE = "expire.before"
     EXPIRE_INSIDE = "expire.inside"
     EXPIRE_AFTER = "expire.after"

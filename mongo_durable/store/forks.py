@@ -17,10 +17,11 @@ from mongo_durable.protocol.identity import Position
 from mongo_durable.store import heads, memory
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, event_document, head_from
-from mongo_durable.store.events import read_history
+from mongo_durable.store.events import read_history, require_readable
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in, move_out, move_out_all, move_out_each
+from mongo_durable.store.sealing import require_open
 
 _PASSED = {EventType.ACTIVITIES_RESOLVED: FrontierStatus.RESOLVED, EventType.FRONTIER_EXPIRED: FrontierStatus.EXPIRED}
 
@@ -39,7 +40,9 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
     chunks before it.
     """
     origin = await heads.get(connection, run_id)
-    events = prefix(await read_history(connection, run_id), at, new_run_id)
+    recorded = await read_history(connection, run_id)
+    require_readable(run_id, recorded)
+    events = prefix(recorded, at, new_run_id)
     history = fold(new_run_id, events)
     stored = [await _with_stored_values(connection, event) for event in events]
     frontiers = await _frontiers(connection, run_id, new_run_id, stored)
@@ -65,7 +68,7 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
         "base_turn": origin.base_turn,
         "input": stored_input,
         "input_digest": origin.input_digest,
-        "settings": origin.settings,
+        "settings": await move_out(connection, new_run_id, origin.settings),
         "output": None,
         "error": None,
         "priority": origin.priority,
@@ -89,7 +92,7 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
         if resolutions:
             await connection.resolutions.insert_many(resolutions, session=session)
         await memory.save(connection, session, remembered)
-        await connection.activity_events.insert_many([event_document(event, ObjectId()) for event in stored], session=session)
+        await connection.activity_events.insert_many([event_document(event, ObjectId(), connection.cipher) for event in stored], session=session)
         return head
 
     remembered = await memory.documents(connection, head_from({**document, "submitted_at": None}), saved_memory(new_run_id, events))
@@ -141,7 +144,9 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
         if origin is None:
             continue
         ids = {entry["position"]: entry["activity_id"] for entry in event.data["entries"]}
-        values = await _values(connection, run_id, new_run_id, origin)
+        values, defaults = [
+            await _values(connection, run_id, new_run_id, [entry.get(name) for entry in origin["entries"]]) for name in ("value", "default")
+        ]
         documents.append(
             {
                 **origin,
@@ -157,15 +162,17 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
                         **entry,
                         "activity_id": ids[entry["position"]],
                         "value": value,
+                        **({"default": default} if "default" in entry else {}),
                         "expires_at": entry.get("expires_at") if generation in passed else None,
                     }
-                    for entry, value in zip(origin["entries"], values, strict=True)
+                    for entry, value, default in zip(origin["entries"], values, defaults, strict=True)
                 ],
             }
         )
     return documents
 
 
-async def _values(connection: Connection, run_id: str, new_run_id: str, origin: Document) -> list[Any]:
-    values = await bring_in(connection, run_id, [entry["value"] for entry in origin["entries"]])
+async def _values(connection: Connection, run_id: str, new_run_id: str, stored: list[Any]) -> list[Any]:
+    values = await bring_in(connection, run_id, stored)
+    require_open(run_id, values)
     return await move_out_all(connection, new_run_id, values)

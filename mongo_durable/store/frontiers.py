@@ -26,7 +26,7 @@ from mongo_durable.errors import (
 )
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, in_position_order
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_digest, in_position_order
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
@@ -34,6 +34,7 @@ from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import (
     SCHEMA_VERSION,
+    Answerer,
     Document,
     Resolution,
     StoredFrontier,
@@ -46,6 +47,9 @@ from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
+from mongo_durable.store.sealing import require_open, seal
+
+_SOMEBODY = Answerer()
 
 
 @store_call
@@ -73,6 +77,7 @@ async def suspend(
     run_id, generation = head.run_id, head.generation + 1
     ordered = in_position_order(entries)
     values = await move_out_all(connection, run_id, [entry.value for entry in ordered])
+    defaults = [None if entry.default is UNANSWERED else seal(connection.cipher, run_id, entry.default) for entry in ordered]
     whole = frontier_digest(ordered)
     remembered = await memory.documents(connection, head, unsaved)
     frontier_id = f"{run_id}/{generation}"
@@ -107,10 +112,10 @@ async def suspend(
         )
         await reach(FailPoint.SUSPEND_INSIDE)
         opened_at = moved["suspended_at"]  # the server's clock
-        dated = [replace(entry, expires_at=_deadline(entry, opened_at)) for entry in ordered]
+        dated = [_dated(entry, opened_at) for entry in ordered]
         opened = {
             **document,
-            "entries": [entry_document(entry, value) for entry, value in zip(dated, values, strict=True)],
+            "entries": [entry_document(entry, value, default) for entry, value, default in zip(dated, values, defaults, strict=True)],
             "opened_at": opened_at,
             "expires_at": moved["available_at"],
         }
@@ -142,10 +147,13 @@ def _earliest_deadline(entries: Sequence[FrontierEntry]) -> Any:
     return {"$min": known} if known else None
 
 
-def _deadline(entry: FrontierEntry, opened_at: datetime) -> datetime | None:
-    if entry.expires_at is not None or entry.expires_in is None:
-        return entry.expires_at
-    return opened_at + entry.expires_in
+def _dated(entry: FrontierEntry, opened_at: datetime) -> FrontierEntry:
+    """The entry with its times. One that was asked before keeps those that it had."""
+    if entry.expires_at is None and entry.expires_in is not None:
+        entry = replace(entry, expires_at=opened_at + entry.expires_in)
+    if entry.escalates_at is None and entry.audience is not None and entry.audience.after is not None:
+        entry = replace(entry, escalates_at=opened_at + entry.audience.after)
+    return entry
 
 
 def _listed(entry: FrontierEntry) -> Document:
@@ -157,14 +165,17 @@ def _listed(entry: FrontierEntry) -> Document:
         "name": entry.name,
         "digest": entry.digest,
     }
-    return listed if entry.expires_at is None else {**listed, "expires_at": entry.expires_at}
+    times = {"expires_at": entry.expires_at, "escalates_at": entry.escalates_at}
+    return listed | {name: time for name, time in times.items() if time is not None}
 
 
 async def _from_document(connection: Connection, document: Mapping[str, Any]) -> StoredFrontier:
     check_version(document)
-    values = await bring_in(connection, document["run_id"], [entry["value"] for entry in document["entries"]])
+    run_id, entries = document["run_id"], document["entries"]
+    values = await bring_in(connection, run_id, [entry["value"] for entry in entries])
+    defaults = await bring_in(connection, run_id, [entry.get("default") for entry in entries])
     return StoredFrontier(
-        run_id=document["run_id"],
+        run_id=run_id,
         workflow=document["workflow"],
         thread_id=document["thread_id"],
         generation=document["generation"],
@@ -172,7 +183,7 @@ async def _from_document(connection: Connection, document: Mapping[str, Any]) ->
         seq=document["seq"],
         fence=document["fence"],
         attempt=document["attempt"],
-        entries=tuple(entry_from(entry, value) for entry, value in zip(document["entries"], values, strict=True)),
+        entries=tuple(entry_from(*each) for each in zip(entries, values, defaults, strict=True)),
         digest=document["digest"],
         opened_at=document["opened_at"],
         expires_at=document["expires_at"],
@@ -193,10 +204,11 @@ async def open_frontiers(
     workflow: str | None = None,
     thread_id: str | None = None,
     run_id: str | None = None,
+    audience: str | None = None,
     limit: int = 1000,
     after: heads.Cursor | None = None,
 ) -> list[StoredFrontier]:
-    """Frontiers that wait for answers, oldest first.
+    """Frontiers that wait for answers, oldest first; of an audience, those with a question that it is asked now.
 
     Args:
         after: Where the page before ended.
@@ -212,6 +224,10 @@ async def open_frontiers(
         if thread is None or thread["active_run"] is None or run_id not in (None, thread["active_run"]):
             return []
         wanted["run_id"] = thread["active_run"]
+    if audience is not None:
+        escalated = {"$elemMatch": {"escalates_to": audience, "escalates_at": {"$lte": await connection.server_time()}}}
+        # Not an `$or` at this level: see `heads.paged`.
+        wanted["$and"] = [{"$or": [{"entries.audience": audience}, {"entries": escalated}]}]
     page = heads.paged([wanted], "opened_at", after, is_newest_first=False)
     documents = await connection.frontiers.find(page).sort([("opened_at", 1), ("_id", 1)]).limit(limit).to_list(None)
     return [await _from_document(connection, document) for document in documents]
@@ -222,9 +238,7 @@ async def resolve(
     connection: Connection,
     frontier: StoredFrontier,
     answers: Mapping[str, Any],
-    *,
-    resolved_by: str | None = None,
-    note: str | None = None,
+    answerer: Answerer = _SOMEBODY,
 ) -> Resolution:
     """Record all answers of a frontier at once. When this returns they are majority-committed and the run can go on (I10).
 
@@ -239,56 +253,68 @@ async def resolve(
         UnknownActivity, IncompleteResolution: The answers are not exactly the frontier's.
         ResolutionConflict: Other answers were first.
         FrontierExpired, StaleGeneration, RunNotSuspended: The frontier is not open any more.
+        DecryptionFailed: The questions are encrypted, and this process cannot read them: its answers would be stored in the clear.
 
     Writes: `runs`, `frontiers`, `resolutions`, `activity_events` in one transaction; the body may run more than once.
     Invariants: I6, I10.
     """
-    run_id, generation = frontier.run_id, frontier.generation
-    _check_complete(frontier, answers)
-    frontier_id = f"{run_id}/{generation}"
+    require_open(frontier.run_id, [entry.value for entry in frontier.entries])
+    check_complete(frontier, answers)
     answers_digest = digest(dict(answers))
-    stored = await move_out_each(connection, run_id, answers)
+    stored = await move_out_each(connection, frontier.run_id, answers)
 
-    async def body(session: Session) -> Document:
-        head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
-        in_time = {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]}
-        await _close(connection, session, frontier, FrontierStatus.RESOLVED, in_time)
-        resolution: Document = {
-            "_id": frontier_id,
-            "run_id": run_id,
-            "schema_version": SCHEMA_VERSION,
-            "generation": generation,
-            "seq": frontier.seq + 1,
-            "answers": stored,
-            "answers_digest": answers_digest,
-            "resolved_by": resolved_by,
-            "note": note,
-            "at": head["available_at"],
-        }
-        await connection.resolutions.insert_one(resolution, session=session)
-        event = Event(
-            run_id=run_id,
-            seq=frontier.seq + 1,
-            fence=frontier.fence,
-            type=EventType.ACTIVITIES_RESOLVED,
-            data={"generation": generation, "answers": stored, "resolved_by": resolved_by, "note": note},
-        )
-        await insert_event(connection, session, event)
-        return resolution
+    async def body(session: Session) -> Resolution:
+        return resolution_from(await accept(connection, session, frontier, stored, answers_digest, answerer.document))
 
     await reach(FailPoint.RESOLVE_BEFORE)
     try:
-        stored_resolution = await connection.transaction(body)
-        receipt = resolution_from(stored_resolution)
-        _measure_age(frontier, FrontierStatus.RESOLVED, stored_resolution["at"])
+        receipt = await connection.transaction(body)
+        measure_age(frontier, FrontierStatus.RESOLVED, receipt.resolved_at)
     except (Lost, DuplicateKeyError):
-        receipt = await _why_lost(connection, frontier, answers_digest)
+        receipt = await why_lost(connection, frontier, answers_digest)
     await reach(FailPoint.RESOLVE_AFTER)
     return receipt
 
 
-def _measure_age(frontier: StoredFrontier, status: FrontierStatus, closed_at: datetime) -> None:
-    if frontier.opened_at is not None:
+IN_TIME = {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]}
+"""An expression that holds for a frontier whose deadline has not passed."""
+
+
+async def accept(
+    connection: Connection, session: Session, frontier: StoredFrontier, stored: Mapping[str, Any], answers_digest: str, signature: Mapping[str, Any]
+) -> Document:
+    """What a transaction that answers a frontier does to the run. Returns the resolution.
+
+    Args:
+        stored: Value or reference by activity id.
+        signature: Who answered: resolved_by, note, channel; of a draft also answered_by.
+
+    Raises:
+        Lost: The frontier takes no answer any more.
+    """
+    head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
+    await _close(connection, session, frontier, FrontierStatus.RESOLVED, IN_TIME)
+    resolution: Document = {
+        "_id": f"{frontier.run_id}/{frontier.generation}",
+        "run_id": frontier.run_id,
+        "schema_version": SCHEMA_VERSION,
+        "generation": frontier.generation,
+        "seq": frontier.seq + 1,
+        "answers": dict(stored),
+        "answers_digest": answers_digest,
+        **signature,
+        "at": head["available_at"],
+    }
+    await connection.resolutions.insert_one(resolution, session=session)
+    data = {"generation": frontier.generation, "answers": resolution["answers"], **signature}
+    event = Event(run_id=frontier.run_id, seq=frontier.seq + 1, fence=frontier.fence, type=EventType.ACTIVITIES_RESOLVED, data=data)
+    await insert_event(connection, session, event)
+    return resolution
+
+
+def measure_age(frontier: StoredFrontier, status: FrontierStatus, closed_at: datetime | None) -> None:
+    """Tell telemetry how long the frontier was open."""
+    if frontier.opened_at is not None and closed_at is not None:
         telemetry.measure("frontier.age", (closed_at - frontier.opened_at).total_seconds(), status=status.value)
 
 
@@ -313,7 +339,12 @@ async def _close(connection: Connection, session: Session, frontier: StoredFront
         raise Lost
 
 
-def _check_complete(frontier: StoredFrontier, answers: Mapping[str, Any]) -> None:
+def check_complete(frontier: StoredFrontier, answers: Mapping[str, Any]) -> None:
+    """All of the frontier's questions have an answer, and nothing else has.
+
+    Raises:
+        UnknownActivity, IncompleteResolution: It is not so.
+    """
     asked = [entry.activity_id for entry in frontier.entries]
     extra = [each for each in answers if each not in asked]
     missing = [each for each in asked if each not in answers]
@@ -332,8 +363,10 @@ def _check_complete(frontier: StoredFrontier, answers: Mapping[str, Any]) -> Non
         )
 
 
-async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_digest: str) -> Resolution:
-    """Classify inside a transaction that commits with majority: a plain majority read may not see the winner yet."""
+async def why_lost(connection: Connection, frontier: StoredFrontier, answers_digest: str) -> Resolution:
+    """The receipt of the same answers, if they were recorded, or the error that says why these were not.
+
+    Classify inside a transaction that commits with majority: a plain majority read may not see the winner yet."""
     run_id, generation = frontier.run_id, frontier.generation
     frontier_id = f"{run_id}/{generation}"
 
@@ -370,6 +403,13 @@ async def _why_lost(connection: Connection, frontier: StoredFrontier, answers_di
 
 
 @store_call
+async def receipt(connection: Connection, run_id: str, generation: int, answers_digest: str) -> Resolution | None:
+    """The receipt of exactly these answers to a frontier that is answered, or None."""
+    document = await connection.resolutions.find_one({"_id": f"{run_id}/{generation}", "answers_digest": answers_digest})
+    return resolution_from(document) if document is not None else None
+
+
+@store_call
 async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], unanswered: Sequence[str] = ()) -> bool:
     """Close a frontier that is past its deadline. Exactly one process does it; False says that it was not this one.
 
@@ -399,7 +439,7 @@ async def expire(connection: Connection, frontier: StoredFrontier, answers: Mapp
 
     await reach(FailPoint.EXPIRE_BEFORE)
     try:
-        _measure_age(frontier, FrontierStatus.EXPIRED, await connection.transaction(body))
+        measure_age(frontier, FrontierStatus.EXPIRED, await connection.transaction(body))
     except (Lost, DuplicateKeyError):
         return False
     await reach(FailPoint.EXPIRE_AFTER)

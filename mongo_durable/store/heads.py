@@ -21,6 +21,7 @@ from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import open_error
 
 NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
 """What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
@@ -39,6 +40,9 @@ runner that hears of a run has to know whether it serves it. The time makes it n
 def milliseconds(duration: timedelta) -> int:
     """A duration as documents hold it, rounded."""
     return round(duration.total_seconds() * 1000)
+
+
+_VALUES = ("input", "output", "settings")
 
 
 class Lost(Exception):
@@ -63,7 +67,7 @@ async def insert_event(connection: Connection, session: Session | None, event: E
     """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
     if event.at is None:
         event = replace(event, at=datetime.now(UTC))
-    await connection.activity_events.insert_one(event_document(event, ObjectId()), session=session)
+    await connection.activity_events.insert_one(event_document(event, ObjectId(), connection.cipher), session=session)
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:
@@ -104,7 +108,7 @@ async def free_thread(connection: Connection, session: Session, thread_id: str, 
 
 @store_call
 async def get(connection: Connection, run_id: str) -> RunHead:
-    """The head of a run, with input and output brought in.
+    """The head of a run, with input, output and settings brought in.
 
     Raises:
         RunNotFound: There is none, or it is being pruned.
@@ -112,16 +116,10 @@ async def get(connection: Connection, run_id: str) -> RunHead:
     document = await connection.runs.find_one({"_id": run_id})
     if document is None or document.get("pruned_at") is not None:
         raise RunNotFound(f"there is no run {run_id!r} in database {connection.database.name!r}", run_id=run_id)
-    document["input"], document["output"] = await bring_in(connection, run_id, [document["input"], document.get("output")])
+    stored = [document.get(name) for name in _VALUES]
+    document |= zip(_VALUES, await bring_in(connection, run_id, stored), strict=True)
+    document["error"] = open_error(connection.cipher, run_id, document.get("error"))
     return head_from(document)
-
-
-@store_call
-async def server_time(connection: Connection) -> datetime:
-    """The server's clock."""
-    hello: Document = await connection.client.admin.command("hello")
-    at: datetime = hello["localTime"]
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,7 @@ async def listing(
         return []  # a workflow without a run
     page = paged(scans, "submitted_at", after, is_newest_first=True)
     documents = await connection.runs.find(page).sort([("submitted_at", -1), ("_id", -1)]).limit(limit).to_list(None)
-    return [head_from(document) for document in documents]
+    return [head_from({**document, "error": open_error(connection.cipher, document["_id"], document.get("error"))}) for document in documents]
 
 
 @store_call

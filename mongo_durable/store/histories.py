@@ -1,7 +1,8 @@
 """Histories as text: JSON lines that say everything which a replay of a run needs, and come back exactly.
 
 A run is a header line, then one line an event, in order of `seq`; several runs may follow one another. The lines are MongoDB's canonical extended
-JSON of the stored documents, with large values brought in. What that JSON cannot tell, the bits of a NaN, has a form of its own.
+JSON of the stored documents, with large values brought in; encrypted ones stay so, and are opened where they are replayed. What that JSON cannot
+tell, the bits of a NaN, has a form of its own.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bson import json_util
 
+from mongo_durable.encryption import Cipher
 from mongo_durable.errors import ConfigurationError, CorruptHistory
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, RunStatus
@@ -24,7 +26,9 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import RunHead, event_from
 from mongo_durable.store.events import each_document
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.payloads import assemble
 from mongo_durable.store.runs import ThreadState
+from mongo_durable.store.sealing import open_error, open_sealed, require_open, sealed_error
 
 FORMAT = 1
 _HEADER = "mongo_durable_history"
@@ -39,12 +43,17 @@ class ExportedRun:
 
     Attributes:
         head: As the attempt that would go on with it would see it.
-        base: The thread's committed state that it starts from, or None.
+        base: The thread's committed state that it starts from (run_id of its owner, serde_type, data), or None.
     """
 
     head: RunHead
     events: list[Event]
-    base: ThreadState | None
+    base: Mapping[str, Any] | None
+
+    @property
+    def state(self) -> ThreadState | None:
+        """`base`, as a driver takes it."""
+        return None if self.base is None else ThreadState(serde_type=self.base["serde_type"], data=bytes(self.base["data"]))
 
 
 async def lines(connection: Connection, run_id: str) -> AsyncGenerator[str, None]:
@@ -54,32 +63,33 @@ async def lines(connection: Connection, run_id: str) -> AsyncGenerator[str, None
         RunNotFound: There is no such run.
         CorruptHistory: A part is missing.
     """
-    head, base = await _start(connection, run_id)
-    yield _dumps(
-        {
-            _HEADER: FORMAT,
-            "run_id": run_id,
-            "workflow": head.workflow,
-            "version": head.version,
-            "thread_id": head.thread_id,
-            "turn": head.turn,
-            "input": head.input,
-            "settings": head.settings,
-            "base": None if base is None else {"serde_type": base.serde_type, "data": base.data},
-        }
-    )
+    yield _dumps(await _header(connection, run_id))
     async for document in each_document(connection, run_id):
         yield _dumps(document)
 
 
 @store_call
-async def _start(connection: Connection, run_id: str) -> tuple[RunHead, ThreadState | None]:
-    head = await heads.get(connection, run_id)
-    return head, await runs.thread_state(connection, head.base_thread, head.base_turn)
+async def _header(connection: Connection, run_id: str) -> dict[str, Any]:
+    head = await heads.get(connection, run_id)  # that it is there, and of a release which is known here
+    document = await connection.runs.find_one({"_id": run_id}, {"input": 1, "settings": 1})
+    stored = [None, None] if document is None else [document["input"], document.get("settings") or {}]
+    given, settings = await assemble(connection, run_id, stored)
+    base = await runs.stored_state(connection, head.base_thread, head.base_turn)
+    return {
+        _HEADER: FORMAT,
+        "run_id": run_id,
+        "workflow": head.workflow,
+        "version": head.version,
+        "thread_id": head.thread_id,
+        "turn": head.turn,
+        "input": given,
+        "settings": settings,
+        "base": None if base is None else {name: base[name] for name in ("run_id", "serde_type", "data")},
+    }
 
 
 def read(source: Iterable[str]) -> Iterator[ExportedRun]:
-    """The runs that lines hold, one after the other.
+    """The runs that lines hold, one after the other; encrypted values stay so (see `opened`).
 
     Raises:
         ConfigurationError: They are no histories of this format.
@@ -144,7 +154,36 @@ def _run(header: Mapping[str, Any], events: list[Event]) -> ExportedRun:
         claimed_at=_ALWAYS,  # before every timer: none that is recorded as set fires in a replay
         ended_at=None,
     )
-    return ExportedRun(head=head, events=events, base=None if base is None else ThreadState(serde_type=base["serde_type"], data=base["data"]))
+    return ExportedRun(head=head, events=events, base=base)
+
+
+def opened(run: ExportedRun, cipher: Cipher | None) -> ExportedRun:
+    """The run with its encrypted values as they were given.
+
+    Raises:
+        DecryptionFailed: This process has no cipher, or not the key.
+    """
+    run_id = run.head.run_id
+
+    def each(value: Any, owner: str = run_id) -> Any:
+        found = open_sealed(cipher, owner, value)
+        require_open(owner, [found])
+        return found
+
+    events = [_opened_event(event, cipher, each) for event in run.events]
+    base = run.base
+    if base is not None:
+        base = {**base, "data": each(base["data"], base["run_id"])}
+    return replace(run, head=replace(run.head, input=each(run.head.input), settings=each(run.head.settings)), events=events, base=base)
+
+
+def _opened_event(event: Event, cipher: Cipher | None, each: Callable[[Any], Any]) -> Event:
+    data = dict(event.data)
+    if "answers" in data:
+        data["answers"] = {activity_id: each(answer) for activity_id, answer in data["answers"].items()}
+    error = open_error(cipher, event.run_id, event.error)
+    each(sealed_error(error))
+    return replace(event, value=each(event.value), data=data, error=error)
 
 
 def _dumps(document: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION, check_version
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.sealing import open_sealed, seal
 
 INLINE_LIMIT = 256 * 1024
 """Bytes of BSON up to which a value stays in its document."""
@@ -40,10 +41,11 @@ def size(value: Any) -> int:
 
 @store_call
 async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
-    """`value` itself if it is small, else a reference to its chunks, which are durable when this returns.
+    """The stored form of a value: itself, encrypted if there is a cipher; if it is large, a reference to its chunks, durable when this returns.
 
     Writes: `payloads`, insert only.
     """
+    value = seal(connection.cipher, run_id, value)
     encoded = bson.encode({"v": value})
     if len(encoded) <= INLINE_LIMIT:
         return value
@@ -53,9 +55,9 @@ async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
 @store_call
 async def move_out_all(connection: Connection, run_id: str, values: Sequence[Any]) -> list[Any]:
     """The same for values that share a document: beyond 4 MB together, the largest move out too."""
-    encoded = [bson.encode({"v": value}) for value in values]
+    kept = [seal(connection.cipher, run_id, value) for value in values]
+    encoded = [bson.encode({"v": value}) for value in kept]
     total = sum(len(data) for data in encoded)
-    kept = list(values)
     for index in sorted(range(len(encoded)), key=lambda index: -len(encoded[index])):
         if len(encoded[index]) <= INLINE_LIMIT and total <= DOCUMENT_BUDGET:
             break
@@ -112,7 +114,19 @@ def reference_of(value: Any) -> dict[str, Any] | None:
 
 @store_call
 async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
-    """The values with every reference replaced by what it stands for. One query whatever the number of references, none without any.
+    """The values with every reference replaced by what it stands for, and decrypted. One query whatever the number of references, none without any.
+
+    Raises:
+        DecryptionFailed: A value was changed, or the cipher's key is another one. Without the key, it stays as it is.
+        CorruptHistory: A chunk is missing or damaged.
+    """
+    values = await assemble(connection, run_id, values)
+    return values if connection.cipher is None else [open_sealed(connection.cipher, run_id, value) for value in values]
+
+
+@store_call
+async def assemble(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
+    """The values with every reference replaced by what it stands for, and still encrypted if they are. See `bring_in`.
 
     Raises:
         CorruptHistory: A chunk is missing or damaged.

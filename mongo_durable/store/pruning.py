@@ -24,7 +24,7 @@ from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import no_driver_errors
-from mongo_durable.store.heads import Cursor, Lost, branches, move_head, paged, server_time
+from mongo_durable.store.heads import Cursor, Lost, branches, move_head, paged
 from mongo_durable.store.payloads import reference_of
 from mongo_durable.store.schema import RUN_OWNED
 
@@ -77,13 +77,18 @@ async def prune(connection: Connection, selection: Selection, *, batch: int = 50
         batch: Documents a transaction.
         is_dry_run: Tell of them, and remove nothing.
 
+    Raises:
+        NotPermitted: The user may not remove runs; nothing was marked.
+
     Writes: `runs`, then what the run owns; each batch is a transaction.
     """
     if batch < 1:
         raise ConfigurationError("batch is at least 1")
     with no_driver_errors():
-        cutoff = await server_time(connection) - selection.older_than
+        cutoff = await connection.server_time() - selection.older_than
         if not is_dry_run:
+            # Deletes nothing. A role that may write heads, but remove none, is refused here, not behind a mark.
+            await connection.runs.delete_one({"_id": None})
             async for head in connection.runs.find({"pruned_at": {"$type": "date"}}).sort("pruned_at", 1):
                 if (removed := await _remove(connection, head, batch)) is not None:
                     yield removed

@@ -25,7 +25,8 @@ from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_ENDED, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
-from mongo_durable.store.payloads import bring_in, move_out
+from mongo_durable.store.payloads import assemble, move_out, move_out_all
+from mongo_durable.store.sealing import open_sealed, require_open, seal_error
 
 PAST_DEADLINE = "RunDeadlineExceeded"
 """Type of the recorded error of a run that had not ended at its deadline."""
@@ -48,7 +49,7 @@ class Submission:
     Attributes:
         thread_id: The conversation; a run without one has a thread of its own, named like the run.
         input: Plain value (see `protocol.values`).
-        settings: Plain value: configuration that every attempt needs, small.
+        settings: Plain value: configuration that every attempt needs.
         topology: Digest of the graph's nodes and edges, where it is known; for people who look into a divergence.
         priority: Higher goes first.
         available_at: Not to be executed before this time, or this long from now by the server's clock; None: at once.
@@ -96,14 +97,14 @@ async def submit(
     """
     run_id = submission.run_id
     input_digest = digest(submission.input)
-    stored_input = await move_out(connection, run_id, submission.input)
+    stored_input, stored_settings = await move_out_all(connection, run_id, [submission.input, submission.settings])
     workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
     attempt = ObjectId()
 
     async def body(session: Session) -> tuple[Document, list[Event]]:
         thread = await _take_thread(connection, session, submission, is_queued_when_busy=is_queued_when_busy)
         await reach(FailPoint.SUBMIT_INSIDE)
-        head = _new_head(submission, workflow, stored_input, input_digest)
+        head = _new_head(submission, workflow, stored_input, stored_settings, input_digest)
         turn = {"turn": None, "base_turn": None}
         if thread is None:
             head |= {"is_queued": True}
@@ -135,7 +136,7 @@ async def submit(
     return Claim(head=head, owner=head.owner, attempt=attempt, seq=2, recorded=recorded)
 
 
-def _new_head(submission: Submission, workflow: Document, stored_input: Any, input_digest: str) -> Document:
+def _new_head(submission: Submission, workflow: Document, stored_input: Any, stored_settings: Any, input_digest: str) -> Document:
     optional: Document = {}
     if submission.deadline is not None:
         optional["deadline_at"] = _server_time(submission.deadline)
@@ -155,7 +156,7 @@ def _new_head(submission: Submission, workflow: Document, stored_input: Any, inp
         "base_turn": 0,
         "input": stored_input,
         "input_digest": input_digest,
-        "settings": submission.settings,
+        "settings": stored_settings,
         "output": None,
         "error": None,
         "priority": submission.priority,
@@ -276,7 +277,8 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
     Invariants: I2, I10.
     """
     run_id, head = claimed.head.run_id, claimed.head
-    output = await move_out(connection, run_id, ending.output)
+    output = await move_out(connection, run_id, ending.output) if ending.type is EventType.RUN_COMPLETED else None
+    error = seal_error(connection.cipher, run_id, ending.error)
     remembered = await memory.documents(connection, head, ending.unsaved)
     state = ending.thread_state
     stored_state = None
@@ -299,7 +301,7 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             "status": status,
             "ended_at": "$$NOW",
             "output": {"$literal": output},
-            "error": {"$literal": ending.error},
+            "error": {"$literal": error},
         }
         await move_head(connection, session, _as_attempt(claimed), change)
         await reach(FailPoint.END_INSIDE)
@@ -368,14 +370,28 @@ async def thread_state(connection: Connection, thread_id: str, turn: int) -> Thr
     Raises:
         CorruptHistory: It is gone.
     """
+    document = await stored_state(connection, thread_id, turn)
+    if document is None:
+        return None
+    data = open_sealed(connection.cipher, document["run_id"], document["data"])
+    require_open(document["run_id"], [data])
+    return ThreadState(serde_type=document["serde_type"], data=bytes(data))
+
+
+async def stored_state(connection: Connection, thread_id: str, turn: int) -> Document | None:
+    """The document of that state, whole, and encrypted if it is; None for turn 0.
+
+    Raises:
+        CorruptHistory: It is gone.
+    """
     if turn == 0:
         return None
-    document = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
+    document: Document | None = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
     if document is None:
         raise CorruptHistory(f"the committed state of thread {thread_id!r} after turn {turn} is missing: it was deleted by hand")
     check_version(document)
-    (data,) = await bring_in(connection, document["run_id"], [document["data"]])
-    return ThreadState(serde_type=document["serde_type"], data=bytes(data))
+    (document["data"],) = await assemble(connection, document["run_id"], [document["data"]])
+    return document
 
 
 @store_call

@@ -13,16 +13,16 @@ from typing import Any
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from mongo_durable.errors import ConfigurationError, ReplicaSetRequired, SchemaVersionMismatch
+from mongo_durable.errors import ConfigurationError, NotPermitted, ReplicaSetRequired, SchemaVersionMismatch
 from mongo_durable.protocol.events import FrontierStatus, RunStatus
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.roles import ROLES, privileges
 
 OLDEST_SERVER = (6, 0)
 _META_ID = "schema"
 _NAMESPACE_EXISTS = 48
-_UNAUTHORIZED = 13
 _INDEX_NOT_FOUND = 27
 
 
@@ -120,7 +120,28 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "answers_digest": _HEX_DIGEST,
             "at": _DATE,
         },
-        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL},
+        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT, "answered_by": {"bsonType": "object"}},
+    ),
+    "drafts": _object(
+        {
+            "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
+            "run_id": _TEXT,
+            "schema_version": _VERSION,
+            "generation": _ORDINAL,
+            "digest": _HEX_DIGEST,
+            "answers": {
+                "bsonType": "object",
+                "additionalProperties": {
+                    "bsonType": "object",
+                    "required": ["value", "digest", "by", "at"],
+                    "properties": {"digest": _HEX_DIGEST, "by": _TEXT, "note": _TEXT_OR_NULL, "at": _DATE},
+                },
+            },
+        }
+    ),
+    "audit": _object(
+        {"run_id": _TEXT, "schema_version": _VERSION, "type": _TEXT, "code": _TEXT, "channel": _TEXT, "at": _DATE},
+        {"generation": {"bsonType": ["int", "long", "null"]}, "by": _TEXT_OR_NULL, "activity_ids": {"bsonType": "array"}, "message": _TEXT},
     ),
     "runners": _object({"_id": _TEXT, "schema_version": _VERSION, "state": {"enum": ["live", "dead"]}, "expires_at": _DATE}),
     "threads": _object({"_id": _TEXT, "schema_version": _VERSION, "active_run": _TEXT_OR_NULL, "turn": _COUNT, "committed_turn": _COUNT}),
@@ -141,9 +162,9 @@ VALIDATORS: dict[str, dict[str, Any]] = {
     ),
 }
 
-RUN_OWNED = ("payloads", "memory", "resolutions", "frontiers", "activity_events")
+RUN_OWNED = ("payloads", "memory", "drafts", "resolutions", "frontiers", "activity_events")
 """Collections whose documents are a run's own, by their `run_id`, and go with it when it is pruned, in this order. A thread's states are not: later
-turns and forks start from them (see `store.pruning`)."""
+turns and forks start from them (see `store.pruning`). Nor is `audit`: what was refused stays on record."""
 
 INDEXES: dict[str, list[IndexModel]] = {
     "runs": [
@@ -196,6 +217,8 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
     ],
     "resolutions": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "drafts": [IndexModel([("run_id", ASCENDING)], name="run")],
+    "audit": [IndexModel([("run_id", ASCENDING), ("at", ASCENDING)], name="run_at")],
     "runners": [IndexModel([("state", ASCENDING), ("expires_at", ASCENDING)], name="state_expires_at")],
     "threads": [],
     "thread_states": [IndexModel([("run_id", ASCENDING)], name="run")],
@@ -287,6 +310,21 @@ async def ensure_schema(connection: Connection) -> None:
     )
 
 
+@store_call
+async def ensure_roles(connection: Connection) -> None:
+    """Create the custom roles in this database, or bring them up to date. An admin's step; not on Atlas, where roles are made outside the database.
+
+    Raises:
+        NotPermitted: The user may not create roles.
+    """
+    database = connection.database
+    found = await database.command("rolesInfo", list(ROLES))
+    existing = {each["role"] for each in found["roles"]}
+    for role in ROLES:
+        command = "updateRole" if role in existing else "createRole"
+        await database.command({command: role, "privileges": privileges(role, database.name), "roles": []})
+
+
 async def _create(connection: Connection, name: str, options: dict[str, Any]) -> None:
     try:
         await connection.database.command({"create": name, **options})
@@ -330,12 +368,10 @@ async def prepare(connection: Connection) -> None:
     if not connection.is_schema_set_up:
         try:
             await ensure_schema(connection)
-        except ConfigurationError as error:
-            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == _UNAUTHORIZED:
-                raise ConfigurationError(
-                    "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
-                ) from error
-            raise
+        except NotPermitted as error:
+            raise ConfigurationError(
+                "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
+            ) from error
     connection.is_schema_set_up = True
 
 

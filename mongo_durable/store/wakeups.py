@@ -31,6 +31,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from mongo_durable.errors import DurableError
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store.connection import Endpoint
+from mongo_durable.store.faults import UNAUTHORIZED
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ _STEADY_S = 30.0  # a stream that was open for so long has ended a trouble; the 
 _LINGER_S = 10.0  # waits that follow one another share a stream
 _CLOSE_S = 2.0
 _MOST_CHANGES = 10_000
-_UNAUTHORIZED = 13
 
 # `drop`, `rename` and `invalidate` are named, because a stream whose pipeline leaves them out ends without a word.
 PIPELINE: list[dict[str, Any]] = [
@@ -293,7 +293,7 @@ class _Stream:
             if not isinstance(error, PyMongoError | DurableError | asyncio.CancelledError):
                 log.error("change stream failed in a way that is not expected", exc_info=error)
             hint = ""
-            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+            if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
                 hint = ": this user may open none, so changes are found by looking, at intervals"
             return f"failed with {type(error).__name__}{hint}"
 

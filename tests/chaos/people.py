@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mongo_durable import DurableClient
-from mongo_durable.client import Frontier, Question
 from mongo_durable.errors import ResolutionConflict, ResolutionError, RunError, RunNotFound, RunNotSuspended, StaleGeneration, StoreError
+from mongo_durable.snapshots import Frontier, Question
 from tests.chaos.outside import Line, Witness
 from tests.chaos.workload import Order, answer
 from tests.support.invariants import Cancelled, Promise, Received

@@ -42,9 +42,10 @@ _RETRY = [P.RETRY_BEFORE, P.RETRY_INSIDE, P.RETRY_AFTER]
 _RELEASE = [P.RELEASE_BEFORE, P.RELEASE_AFTER]
 _EXPIRE = [P.EXPIRE_BEFORE, P.EXPIRE_INSIDE, P.EXPIRE_AFTER]
 _TRANSACTIONAL = [P.TRANSACTIONAL_BEFORE, P.TRANSACTIONAL_INSIDE, P.TRANSACTIONAL_AFTER]
+_DRAFT = [P.DRAFT_BEFORE, P.DRAFT_AFTER]
 _FORK = [P.FORK_BEFORE, P.FORK_INSIDE, P.FORK_AFTER]
 _PRUNE = [P.PRUNE_BEFORE, P.PRUNE_MARKED, P.PRUNE_INSIDE, P.PRUNE_AFTER]
-DIRECTED = {*(point for point, _ in _PAYLOAD), *_CANCEL, *_RETRY, *_RELEASE, *_EXPIRE, *_TRANSACTIONAL, *_FORK, *_PRUNE}
+DIRECTED = {*(point for point, _ in _PAYLOAD), *_CANCEL, *_RETRY, *_RELEASE, *_EXPIRE, *_DRAFT, *_TRANSACTIONAL, *_FORK, *_PRUNE}
 
 
 def do_stage(world: World, stage: str, **order: Any) -> Report:
@@ -346,6 +347,21 @@ def test_an_expiry_survives_a_death_at(point: FailPoint, world: World) -> None:
     assert world.do("work").result == {"status": "completed"}
     assert [each.content for each in world.run().output["messages"] if each.type == "tool"] == ["desk: 10", "approved: nobody came", "desk booked"]
     assert [event["type"] for event in world.events()].count("frontier.expired") == 1
+    assert_invariants(world.uri, world.database)
+
+
+@pytest.mark.parametrize("point", [*_DRAFT, P.RESOLVE_INSIDE])
+def test_a_draft_survives_a_death_at(point: FailPoint, world: World) -> None:
+    """Whoever completes a draft dies: its answers have all gone in or none has, and giving the last one again sees to it."""
+    world.do("submit")
+    world.do("work")
+    answers = world.answers()
+    assert world.kill_in("draft", answers=answers, kill_at=(point, 1)) is None
+    assert world.run().status == ("ready" if point is P.DRAFT_AFTER else "suspended")
+    assert_invariants(world.uri, world.database)
+    assert world.do("draft", answers=answers).result == {"is_in": True}
+    assert world.do("work").result == {"status": "completed"}
+    assert [event["type"] for event in world.events()].count("activities.resolved") == 1
     assert_invariants(world.uri, world.database)
 
 

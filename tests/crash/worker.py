@@ -14,6 +14,7 @@ The workflow `bulky` has one activity whose result is too large for its document
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -31,7 +32,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
-from mongo_durable import App, DurableClient, Runner, current_activity
+from mongo_durable import App, DurableClient, Runner, SigningKeys, current_activity
+from mongo_durable.cli.commands import app as command_line
 from mongo_durable.errors import DurableError
 from mongo_durable.store import failpoints, frontiers
 from mongo_durable.store.connection import Endpoint
@@ -252,20 +254,39 @@ async def _resolve(order: Order, pipe: Pipe) -> Result:
 
 
 async def _resolve_often(order: Order, pipe: Pipe) -> Result:
-    """Many tasks of this process answer at once, when they are told to: half of them `yes`, half of them `no`."""
-    async with DurableClient(order.uri, database=order.database) as client:
+    """Many tasks of this process answer at once, when they are told to, by every way: half of them `yes`, half of them `no`."""
+    async with DurableClient(order.uri, database=order.database, signing_keys=SigningKeys({"k": "k" * 32})) as client:
         snapshot = await client.get_run(order.run_id)
         assert snapshot.frontier is not None
         asked = [entry.activity_id for entry in snapshot.frontier.entries]
+        token = await client.resume_token(snapshot.frontier, expires_in=timedelta(hours=1))
         pipe.send("in body")
         await asyncio.to_thread(pipe.recv)
 
         async def one(number: int) -> Any:
-            return await client.resolve(order.run_id, dict.fromkeys(asked, "no" if number % 2 else "yes"), resolved_by=f"{os.getpid()}-{number}")
+            answers, by = dict.fromkeys(asked, "no" if number % 2 else "yes"), f"{os.getpid()}-{number}"
+            match number % 5:
+                case 0:
+                    return await client.resolve_with_token(token, answers, resolved_by=by)
+                case 1:
+                    return (await client.draft_answer(order.run_id, answers, answered_by=by)).resolution
+                case 2:
+                    given = [f"--answer={activity_id}={json.dumps(answer)}" for activity_id, answer in answers.items()]
+                    arguments = ["resolve", order.run_id, *given, "--by", by, "--uri", order.uri, "--database", order.database]
+                    await asyncio.to_thread(command_line, arguments, standalone_mode=False)
+                    return await client.resolve(order.run_id, answers)  # the receipt, which it only prints
+                case _:
+                    return await client.resolve(order.run_id, answers, resolved_by=by)
 
         outcomes = await asyncio.gather(*(one(number) for number in range(10)), return_exceptions=True)
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     return {"receipts": [each for each in outcomes if not isinstance(each, BaseException)], "errors": errors}
+
+
+async def _draft(order: Order, pipe: Pipe) -> Result:
+    async with DurableClient(order.uri, database=order.database) as client:
+        draft = await client.draft_answer(order.run_id, order.answers or {}, answered_by="somebody")
+    return {"is_in": draft.resolution is not None}
 
 
 async def _expire(order: Order, pipe: Pipe) -> Result:
@@ -306,6 +327,7 @@ ROLES: dict[str, Callable[[Order, Pipe], Awaitable[Result]]] = {
     "invoke": _invoke,
     "resolve": _resolve,
     "resolve often": _resolve_often,
+    "draft": _draft,
     "expire": _expire,
     "cancel": _cancel,
     "retry": _retry,

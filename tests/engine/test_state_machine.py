@@ -68,7 +68,7 @@ from mongo_durable.store import claims, failpoints, frontiers, runs, schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import Endpoint
-from mongo_durable.store.documents import RunHead, event_from
+from mongo_durable.store.documents import Answerer, RunHead, event_from
 from mongo_durable.store.failpoints import FailPoint
 from mongo_durable.store.heartbeat import Lease, acquire
 from mongo_durable.store.runs import Ending, Submission
@@ -830,7 +830,7 @@ class Machine(RuleBasedStateMachine):
         return {each: encode(verdict if each in verdicts else said) for each in recorded.activity_ids.values()}
 
     async def resolve(self, answers: Mapping[str, Any], **pins: Any) -> Any:
-        return await resolve(self.world.connection, self.model.run_id, answers, resolved_by="a person", **pins)
+        return await resolve(self.world.connection, self.model.run_id, answers, Answerer(by="a person"), **pins)
 
     def resolved(self, answers: dict[str, Any], event_type: EventType = EventType.ACTIVITIES_RESOLVED) -> None:
         """The frontier has these answers."""

@@ -23,6 +23,7 @@ from mongo_durable.protocol.history import fold
 from mongo_durable.store import claims, frontiers, heads, runs
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection
+from mongo_durable.store.documents import Answerer
 from mongo_durable.store.events import read_history
 from tests.support.attempts import Attempt, answers, question
 
@@ -64,7 +65,7 @@ async def test_a_superseded_attempt_cannot_suspend(connection: Connection, appen
 async def test_answers_let_the_run_go_on(connection: Connection, appender: Appender, run_id: str) -> None:
     """A resolution is recorded with who and why, the frontier is closed, the run is ready, and the answers are in its history."""
     stored = await (await Attempt.submit(connection, appender, run_id)).suspend()
-    receipt = await frontiers.resolve(connection, stored, answers(stored), resolved_by="approver-7", note="fine")
+    receipt = await frontiers.resolve(connection, stored, answers(stored), Answerer(by="approver-7", note="fine"))
     assert (receipt.run_id, receipt.generation, receipt.resolved_by, receipt.note) == (run_id, 1, "approver-7", "fine")
     assert (await heads.get(connection, run_id)).status is RunStatus.READY
     history = fold(run_id, await read_history(connection, run_id))
@@ -83,7 +84,7 @@ async def test_the_same_answers_give_the_same_receipt_for_ever(connection: Conne
     assert await frontiers.resolve(connection, first, other_order) == receipt
     await frontiers.resolve(connection, second, answers(second))
     await (await Attempt.start(connection, appender, run_id)).end()
-    assert await frontiers.resolve(connection, first, given, resolved_by="another") == receipt
+    assert await frontiers.resolve(connection, first, given, Answerer(by="another")) == receipt
     with pytest.raises(ResolutionConflict):
         await frontiers.resolve(connection, first, answers(first, "else"))
 

@@ -221,7 +221,7 @@ async def test_unserved_runs_are_found_among_many(connection: Connection, querie
 async def test_what_is_to_be_pruned_is_found_among_many(connection: Connection, queries: Queries) -> None:
     """A look for what is past its retention examines neither what lives nor what is too young."""
     cutoff = START + timedelta(milliseconds=120)
-    selection = Selection(older_than=await heads.server_time(connection) - cutoff, workflow="w1")
+    selection = Selection(older_than=await connection.server_time() - cutoff, workflow="w1")
     found = [each.run_id async for each in prune(connection, selection, is_dry_run=True)]
     old = [run for run in map(run_of, range(RUNS)) if run["ended_at"] and run["workflow"]["name"] == "w1"]
     assert set(found) <= {run["_id"] for run in old}

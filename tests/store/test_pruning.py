@@ -12,7 +12,7 @@ from pymongo import AsyncMongoClient
 from mongo_durable.errors import ConfigurationError, RunConflict, RunNotFound
 from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.protocol.memory import MemoryEntry, MemoryRole
-from mongo_durable.store import failpoints, forks, frontiers, heads, runs, schema
+from mongo_durable.store import drafts, failpoints, forks, frontiers, heads, runs, schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.events import read_history
@@ -52,7 +52,7 @@ async def ended(connection: Connection, appender: Appender, run_id: str, kind: E
     await appender.drain(attempt.channel)
     said = MemoryEntry(seq=1, role=MemoryRole.INPUT, name=None, activity_id=None, value="hello")
     frontier = await frontiers.suspend(connection, attempt.claim, attempt.channel, [question(run_id, 1)], [said])
-    await frontiers.resolve(connection, frontier, answers(frontier))
+    await drafts.add(connection, frontier, answers(frontier), "ada", None)
     again = await Attempt.start(connection, appender, run_id)
     await again.end(kind, output="done", state=STATE if kind is EventType.RUN_COMPLETED else None)
 
@@ -220,7 +220,7 @@ async def test_a_name_that_is_used_again_is_not_touched(connection: Connection, 
 
 async def test_every_collection_is_a_run_s_own_or_not() -> None:
     """A collection that holds documents of a run is pruned with it; each has an index by which they are found."""
-    shared = {"runs", "threads", "thread_states", "runners"}
+    shared = {"runs", "threads", "thread_states", "runners", "audit"}
     assert set(schema.VALIDATORS) == shared | set(schema.RUN_OWNED)
     for name in schema.RUN_OWNED:
         assert any(next(iter(index.document["key"])) == "run_id" for index in schema.INDEXES[name]), name

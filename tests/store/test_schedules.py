@@ -28,7 +28,7 @@ from mongo_durable.protocol.history import fold
 from mongo_durable.store import claims, failpoints, frontiers, runs, schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
-from mongo_durable.store.documents import StoredFrontier
+from mongo_durable.store.documents import Answerer, StoredFrontier
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint
 from tests.support import invariants
@@ -170,7 +170,7 @@ class Schedule:
         """Answer a frontier, and check what a refusal says."""
         mine = answers(frontier, answer)
         try:
-            receipt = await frontiers.resolve(self.world.connection, frontier, mine, resolved_by="somebody")
+            receipt = await frontiers.resolve(self.world.connection, frontier, mine, Answerer(by="somebody"))
         except ResolutionConflict:
             stored = await self.world.connection.resolutions.find_one({"_id": f"{self.run_id}/{frontier.generation}"})
             assert stored is not None
