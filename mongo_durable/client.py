@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -24,10 +25,11 @@ from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
 from mongo_durable.snapshots import Draft, DraftAnswer, Frontier, Question, RunSnapshot, Utterance
-from mongo_durable.store import audit, drafts, events, forks, frontiers, heads, memory, runs, schema, waiting
+from mongo_durable.store import audit, drafts, events, forks, frontiers, heads, histories, memory, pruning, runs, schema, waiting
 from mongo_durable.store.audit import Refusal
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Answerer, Resolution, RunHead, RunLimit, StoredFrontier
+from mongo_durable.store.pruning import PrunedRun
 from mongo_durable.store.sealing import SEALED_TYPE
 from mongo_durable.store.wakeups import Wakeups
 
@@ -188,17 +190,24 @@ class DurableClient:
         version: str | None = None,
         thread_id: str | None = None,
         limit: int = 100,
+        after: str | None = None,
     ) -> list[RunSnapshot]:
-        """Runs, newest first, without their outputs."""
+        """Runs, newest first, without their outputs.
+
+        Args:
+            after: `RunSnapshot.cursor` of the last one of the page before: what was submitted meanwhile moves no page.
+        """
         if status is not None and status not in list(RunStatus):
             raise ConfigurationError(f"status is one of {', '.join(RunStatus)}, not {status!r}")
         connection = await self._connection()
-        found = await heads.listing(connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit)
+        found = await heads.listing(
+            connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit, after=_cursor(after)
+        )
         return await self._listed(found)
 
-    async def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    async def unserved_runs(self, *, limit: int = 100, after: str | None = None) -> list[RunSnapshot]:
         """Runs that could go on, but whose workflow and version no live runner serves; the oldest first, without their outputs."""
-        return await self._listed(await waiting.unserved(await self._connection(), limit))
+        return await self._listed(await waiting.unserved(await self._connection(), limit, _cursor(after)))
 
     async def _listed(self, found: list[RunHead]) -> list[RunSnapshot]:
         reasons = await waiting.reasons(await self._connection(), found)
@@ -229,14 +238,22 @@ class DurableClient:
         run_id: str | None = None,
         audience: str | None = None,
         limit: int = 1000,
+        after: str | None = None,
     ) -> list[Frontier]:
         """Frontiers that wait for answers, oldest first.
 
         Args:
             audience: Those with a question that this audience is asked now; a second audience from the time of escalation on.
+            after: `Frontier.cursor` of the last one of the page before.
         """
         found = await frontiers.open_frontiers(
-            await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, audience=audience, limit=limit
+            await self._connection(),
+            workflow=workflow,
+            thread_id=thread_id,
+            run_id=run_id,
+            audience=audience,
+            limit=limit,
+            after=_cursor(after),
         )
         return [self._frontier(each) for each in found]
 
@@ -415,6 +432,41 @@ class DurableClient:
         await runs.retry(await self._connection(), run_id)
         return await self.get_run(run_id)
 
+    async def prune(
+        self,
+        *,
+        older_than: timedelta,
+        status: str | None = None,
+        workflow: str | None = None,
+        thread_id: str | None = None,
+        batch: int = 500,
+        dry_run: bool = False,
+        on_run: Callable[[PrunedRun], None] | None = None,
+    ) -> list[str]:
+        """Remove runs that ended long ago, with everything they own; oldest first, a few documents at a time. A run that has not ended stays, and so
+        does what a later turn of its thread, or a fork, starts from: the thread's newest committed state.
+
+        A call that was killed is continued by the next one.
+
+        Args:
+            older_than: How long ago they ended at least, by the server's clock.
+            status: completed, failed, diverged or cancelled; None: all of these.
+            batch: Documents a transaction.
+            dry_run: Remove nothing.
+            on_run: Told of each run when it is gone.
+
+        Returns:
+            Ids of the runs that were removed, or with `dry_run` would be.
+        """
+        selection = pruning.Selection(older_than=older_than, status=status, workflow=workflow, thread_id=thread_id)
+        removed: list[str] = []
+        async with aclosing(pruning.prune(await self._connection(), selection, batch=batch, is_dry_run=dry_run)) as found:
+            async for each in found:
+                removed.append(each.run_id)
+                if on_run is not None:
+                    on_run(each)
+        return removed
+
     async def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> RunHandle:
         """Make a new run that replays the beginning of a run and runs the rest anew, on a thread of its own.
 
@@ -456,6 +508,18 @@ class DurableClient:
             if not follow or status.is_end:
                 return
             await asyncio.sleep(_FOLLOW_S)
+
+    async def export(self, run_id: str) -> AsyncIterator[str]:
+        """The whole history of a run as lines of JSON, without line ends, one event at a time; several runs may go into one file.
+
+        `mongo_durable.replaying.replay_history` replays them without a database.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        async with aclosing(histories.lines(await self._connection(), run_id)) as lines:
+            async for line in lines:
+                yield line
 
     async def transcript(self, thread_id: str) -> list[Utterance]:
         """The conversation of a thread, in order: inputs, model answers, tool results, human answers. What a run adds is there when it rests."""
@@ -556,6 +620,10 @@ class DurableClient:
         return replace(event, value=self.decode(event.value), data=data)
 
 
+def _cursor(after: str | None) -> heads.Cursor | None:
+    return heads.Cursor.parse(after) if after is not None else None
+
+
 def _convert(value: object) -> Tagged | None:
     # LangChain is imported only when a value is one of its objects.
     if type(value).__module__.partition(".")[0] in ("langchain_core", "langgraph"):
@@ -608,9 +676,9 @@ class SyncDurableClient:
         """See `DurableClient.list_runs`."""
         return self._call(self._client.list_runs(**options))
 
-    def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    def unserved_runs(self, **options: Any) -> list[RunSnapshot]:
         """See `DurableClient.unserved_runs`."""
-        return self._call(self._client.unserved_runs(limit=limit))
+        return self._call(self._client.unserved_runs(**options))
 
     def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
         """See `DurableClient.wait`."""
@@ -660,6 +728,10 @@ class SyncDurableClient:
         """See `DurableClient.retry`."""
         return self._call(self._client.retry(run_id))
 
+    def prune(self, *, older_than: timedelta, **options: Any) -> list[str]:
+        """See `DurableClient.prune`."""
+        return self._call(self._client.prune(older_than=older_than, **options))
+
     def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> SyncRunHandle:
         """See `DurableClient.fork`."""
         return SyncRunHandle(self, self._call(self._client.fork(run_id, at=at, new_run_id=new_run_id)).run_id)
@@ -674,7 +746,13 @@ class SyncDurableClient:
 
     def events(self, run_id: str, *, follow: bool = False) -> Iterator[Event]:
         """See `DurableClient.events`."""
-        stream = self._client.events(run_id, follow=follow)
+        return self._each(self._client.events(run_id, follow=follow))
+
+    def export(self, run_id: str) -> Iterator[str]:
+        """See `DurableClient.export`."""
+        return self._each(self._client.export(run_id))
+
+    def _each(self, stream: AsyncIterator[T]) -> Iterator[T]:
         while True:
             try:
                 yield self._call(_next(stream))

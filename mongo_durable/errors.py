@@ -39,7 +39,8 @@
     │   ├── Superseded
     │   ├── LeaseLost
     │   ├── Draining
-    │   └── CancelRequested
+    │   ├── CancelRequested
+    │   └── HistoryEnded
     └── StoreError                  about the database
         ├── StoreUnavailable
         ├── NotPermitted
@@ -399,6 +400,10 @@ class Draining(AttemptOver):
 
 class CancelRequested(AttemptOver):
     """The run is to be cancelled: its attempt stops at the next durable call and ends it."""
+
+
+class HistoryEnded(AttemptOver):
+    """A replay that executes nothing has come to the end of its history."""
 
 
 class StoreError(DurableError):

@@ -68,7 +68,7 @@ const table = {
     ["meta", ["find"]]
   ],
   janitor: [
-    ["runs", ["find", "remove"]],
+    ["runs", ["find", "update", "remove"]],
     ["activity_events", ["find", "remove"]],
     ["frontiers", ["find", "remove"]],
     ["resolutions", ["find", "remove"]],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from mongo_durable.cli.database import Database, Opened, Uri, with_database
-from mongo_durable.cli.output import AsJson, console, in_one_line, length, moment, print_json, printable
+from mongo_durable.cli.output import After, AsJson, console, in_one_line, length, moment, print_json, printable, say_next
 
 if TYPE_CHECKING:
     from mongo_durable.snapshots import Frontier, Question
@@ -23,6 +24,7 @@ _NAMED_ANSWER = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
 def list_frontiers(
     workflow: Annotated[str | None, typer.Option(help="Of this workflow only.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    after: After = None,
     as_json: AsJson = False,
     uri: Uri = None,
     database: Database = None,
@@ -30,11 +32,13 @@ def list_frontiers(
     """List what waits for answers, oldest first. All questions of a frontier are answered at once."""
 
     async def work(opened: Opened) -> list[Frontier]:
-        return await opened.client.open_frontiers(workflow=workflow, limit=limit)
+        return await opened.client.open_frontiers(workflow=workflow, limit=limit, after=after)
 
     found = with_database(uri, database, work)
+    if len(found) == limit:
+        say_next(found[-1].cursor)
     if as_json:
-        print_json(found)
+        print_json([{**{each.name: getattr(frontier, each.name) for each in fields(frontier)}, "cursor": frontier.cursor} for frontier in found])
         return
     out = console()
     if not found:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mongo_durable.cli.database import Database, Opened, Uri, with_database
-from mongo_durable.cli.output import STYLES, AsJson, complain, console, in_one_line, length, moment, print_json, printable
+from mongo_durable.cli.output import STYLES, After, AsJson, complain, console, in_one_line, length, moment, print_json, printable, say_next
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -28,6 +28,7 @@ def list_runs(
     version: Annotated[str | None, typer.Option(help="Of this version of it only.", show_default=False)] = None,
     thread: Annotated[str | None, typer.Option(help="Of this thread only.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    after: After = None,
     unserved: Annotated[bool, typer.Option("--unserved", help="Only those that no live runner serves, the oldest first.")] = False,
     as_json: AsJson = False,
     uri: Uri = None,
@@ -35,17 +36,24 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     if unserved and (status or workflow or version or thread):
-        raise typer.BadParameter("--unserved goes with --limit alone")
+        raise typer.BadParameter("--unserved goes with --limit and --after alone")
 
     async def work(opened: Opened) -> list[RunSnapshot]:
         if unserved:
-            return await opened.client.unserved_runs(limit=limit)
-        return await opened.client.list_runs(status=status, workflow=workflow, version=version, thread_id=thread, limit=limit)
+            return await opened.client.unserved_runs(limit=limit, after=after)
+        return await opened.client.list_runs(status=status, workflow=workflow, version=version, thread_id=thread, limit=limit, after=after)
 
     found = with_database(uri, database, work)
+    if len(found) == limit:
+        say_next(found[-1].cursor)
     if as_json:
         # A listing has no outputs and no questions: leave out what would read as "none".
-        print_json([{name: value for name, value in _fields(each).items() if name not in ("output", "frontier")} for each in found])
+        print_json(
+            [
+                {**{name: value for name, value in _fields(each).items() if name not in ("output", "frontier")}, "cursor": each.cursor}
+                for each in found
+            ]
+        )
         return
     out = console()
     if not found:

@@ -122,7 +122,7 @@ class App:
         self.version = version
         self.is_sync = sync
         self.redact = redact
-        self._cipher = cipher
+        self.cipher = cipher
         self.codec = Codec(types)
         self.interrupt_types = InterruptTypes()
         self._uri = uri
@@ -149,7 +149,7 @@ class App:
         if self._endpoint is None:
             uri = self._uri or (os.environ.get(URI_VARIABLE) if self._client is None else None)
             database = self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE)
-            self._endpoint = Endpoint(uri, database, self._client, self._cipher)
+            self._endpoint = Endpoint(uri, database, self._client, self.cipher)
         return self._endpoint
 
     def process(self) -> Process:

@@ -95,7 +95,7 @@ class Driver:
         self._codec = codec
         self._saver = self.session.root.saver
         self._graph = graph.copy({"checkpointer": self._saver})
-        thread_id = attempt.claimed.head.thread_id
+        thread_id = attempt.head.thread_id
         configurable = {
             **settings.get("configurable", {}),
             "thread_id": thread_id,
@@ -179,7 +179,7 @@ class Driver:
             return (yield from self._drive())
 
     def _span(self) -> AbstractContextManager[None]:
-        head = self.attempt.claimed.head
+        head = self.attempt.head
         return telemetry.span("attempt", workflow=head.workflow, version=head.version, run_id=head.run_id, fence=head.fence)
 
     def _drive(self) -> Generator[Any, None, Ended | AtFrontier | Asleep]:
@@ -271,7 +271,7 @@ class Driver:
 
     async def _end(self, output: Any) -> Ended:
         self.attempt.check_end(self._saver.last_root_step)
-        state = committed_state(self._saver, self.attempt.claimed.head.thread_id, self._codec)
+        state = committed_state(self._saver, self.attempt.head.thread_id, self._codec)
         await self.attempt.end(Ending(type=EventType.RUN_COMPLETED, output=self._codec.encode(output), thread_state=state))
         return Ended(output)
 

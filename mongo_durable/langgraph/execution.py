@@ -315,6 +315,7 @@ class Executor:
             return None
         try:
             attempt = await Attempt.begin(process, await process.lease(), claimed)
+            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
         except BaseException as error:
             # Nothing was executed; others, or a later release of the code, may read it.
             await runs.release(process.connection, claimed, held_back=_why_held_back(error))
@@ -325,7 +326,6 @@ class Executor:
             return None
         process.running[claimed.head.run_id] = attempt
         try:
-            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
             (stored,) = await bring_in(process.connection, claimed.head.run_id, [claimed.head.settings])
             require_open(claimed.head.run_id, [stored])
             settings = self._app.codec.decode(stored)
@@ -337,7 +337,7 @@ class Executor:
     async def _park(self, attempt: Attempt) -> None:
         """End a run whose attempts have killed their processes one after the other, so that it kills no more."""
         open_ones = [f"{each.kind} {each.name!r} at {each.position}" for each in attempt.history.activities.values() if each.outcome is None]
-        crashes = attempt.claimed.head.crashes
+        crashes = attempt.head.crashes
         message = (
             f"{crashes} processes died in a row while they executed this run, and recorded nothing more; "
             f"unfinished: {', '.join(open_ones) or 'no activity'}; find out why, then retry it"

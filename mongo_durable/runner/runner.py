@@ -23,6 +23,7 @@ from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, 
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.runner.fleet import Fleet
+from mongo_durable.runner.janitor import Janitor
 from mongo_durable.store import claims, runs
 from mongo_durable.store.connection import Endpoint
 from mongo_durable.store.due import Due
@@ -47,6 +48,9 @@ class Runner:
         workflow_concurrency: How many of them may be of one workflow, by its name; for all others `concurrency` alone counts.
         lease: How long this process may be silent before others take its runs over.
         sweep_interval: How often it looks for work that no hint told of, and for dead processes.
+        retention: How long the runs of a workflow, by its name, are kept after their end: what is older is pruned in the background, a few documents
+            at a time. None, or a workflow that is not named: for ever.
+        retention_interval: How often it looks for such runs.
         use_change_stream: False opens none, for a role or a proxy that allows none: work is then found by the sweep alone, so at its interval.
     """
 
@@ -58,6 +62,8 @@ class Runner:
         workflow_concurrency: Mapping[str, int] | None = None,
         lease: timedelta = DEFAULT_LEASE,
         sweep_interval: timedelta | None = None,
+        retention: Mapping[str, timedelta] | None = None,
+        retention_interval: timedelta = timedelta(minutes=10),
         use_change_stream: bool = True,
     ) -> None:
         if not apps:
@@ -80,6 +86,8 @@ class Runner:
             raise ConfigurationError(f"workflow_concurrency names workflows that this runner does not serve: {', '.join(sorted(unknown))}")
         if any(most < 1 for most in self._workflow_concurrency.values()):
             raise ConfigurationError("workflow_concurrency is at least 1 for each workflow")
+        self._janitor = Janitor(retention or {}, retention_interval)
+        self._cleaning: asyncio.Task[None] | None = None
         self._lease = lease
         self._use_change_stream = use_change_stream
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
@@ -130,6 +138,8 @@ class Runner:
         self._sweep_at = 0.0
         self._is_draining = False
         self._dispatcher = asyncio.create_task(self._dispatch(self.process), name="mongo_durable-runner")
+        if self._janitor.has_work:
+            self._cleaning = asyncio.create_task(self._janitor.run(self.process.connection), name="mongo_durable-janitor")
 
     async def stop(self, grace: timedelta = timedelta(seconds=10)) -> bool:
         """Claim nothing more; let each running attempt stop before its next effect, or end; release those that do neither in time.
@@ -145,11 +155,12 @@ class Runner:
         for attempt in self.process.running.values() if self.process is not None else ():
             if attempt is not None:
                 attempt.drain()
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._dispatcher
-            self._dispatcher = None
+        for task in (self._dispatcher, self._cleaning):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._dispatcher = self._cleaning = None
         _, late = await asyncio.wait(self._attempts.values(), timeout=grace.total_seconds()) if self._attempts else (set(), set())
         for task in late:
             task.cancel()

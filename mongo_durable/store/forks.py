@@ -8,7 +8,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import DuplicateKeyError
 
-from mongo_durable.errors import RunConflict
+from mongo_durable.errors import RunConflict, RunNotFound
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.forking import prefix, saved_memory
@@ -36,7 +36,8 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
     Raises:
         RunNotFound, RunConflict: There is no such run or place, or `new_run_id` is taken.
 
-    Writes: `runs`, `threads`, `frontiers`, `resolutions`, `memory`, `activity_events` in one transaction; payload chunks before it.
+    Writes: `runs` (the origin's head and the new one), `threads`, `frontiers`, `resolutions`, `memory`, `activity_events` in one transaction; payload
+    chunks before it.
     """
     origin = await heads.get(connection, run_id)
     recorded = await read_history(connection, run_id)
@@ -77,6 +78,8 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
     }
 
     async def body(session: Session) -> Document:
+        # A write, so that nobody prunes the origin, and with it the state that both start from, before the fork is there.
+        await heads.move_head(connection, session, {"_id": run_id, "pruned_at": None}, {"forks": {"$add": [{"$ifNull": ["$forks", 0]}, 1]}})
         await connection.runs.insert_one({**document, "available_at": events[0].at, "submitted_at": events[0].at}, session=session)
         await reach(FailPoint.FORK_INSIDE)
         # A question that is open at the fork's place waits for ever, whatever deadline it had.
@@ -97,6 +100,8 @@ async def fork(connection: Connection, run_id: str, at: int | Position, new_run_
     await reach(FailPoint.FORK_BEFORE)
     try:
         created = await connection.transaction(body)
+    except heads.Lost:
+        raise RunNotFound(f"run {run_id!r} has been pruned meanwhile", run_id=run_id) from None
     except DuplicateKeyError:
         raise RunConflict(f"run {new_run_id!r} or a thread of that name exists already: choose another name", run_id=new_run_id) from None
     await reach(FailPoint.FORK_AFTER)

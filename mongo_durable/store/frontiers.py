@@ -206,19 +206,30 @@ async def open_frontiers(
     run_id: str | None = None,
     audience: str | None = None,
     limit: int = 1000,
+    after: heads.Cursor | None = None,
 ) -> list[StoredFrontier]:
-    """Frontiers that wait for answers, oldest first; of an audience, those with a question that it is asked now."""
+    """Frontiers that wait for answers, oldest first; of an audience, those with a question that it is asked now.
+
+    Args:
+        after: Where the page before ended.
+    """
     wanted: dict[str, Any] = {"status": FrontierStatus.OPEN.value}
     if workflow is not None:
         wanted["workflow"] = workflow
-    if thread_id is not None:
-        wanted["thread_id"] = thread_id
     if run_id is not None:
         wanted["run_id"] = run_id
+    if thread_id is not None:
+        # Only the run that holds a thread can be suspended.
+        thread = await connection.threads.find_one({"_id": thread_id}, {"active_run": 1})
+        if thread is None or thread["active_run"] is None or run_id not in (None, thread["active_run"]):
+            return []
+        wanted["run_id"] = thread["active_run"]
     if audience is not None:
         escalated = {"$elemMatch": {"escalates_to": audience, "escalates_at": {"$lte": await connection.server_time()}}}
-        wanted["$or"] = [{"entries.audience": audience}, {"entries": escalated}]
-    documents = await connection.frontiers.find(wanted).sort("opened_at", 1).limit(limit).to_list(None)
+        # Not an `$or` at this level: see `heads.paged`.
+        wanted["$and"] = [{"$or": [{"entries.audience": audience}, {"entries": escalated}]}]
+    page = heads.paged([wanted], "opened_at", after, is_newest_first=False)
+    documents = await connection.frontiers.find(page).sort([("opened_at", 1), ("_id", 1)]).limit(limit).to_list(None)
     return [await _from_document(connection, document) for document in documents]
 
 

@@ -104,7 +104,8 @@ async def _write(connection: Connection, run_id: str, encoded: bytes) -> dict[st
     return {ENVELOPE_KEY: REFERENCE_TYPE, "value": {"digest": digest, "size": len(encoded), "chunks": count}}
 
 
-def _reference(value: Any) -> dict[str, Any] | None:
+def reference_of(value: Any) -> dict[str, Any] | None:
+    """What stands in the place of a value that was moved out: digest, size, chunks; None for a value itself."""
     if isinstance(value, dict) and value.get(ENVELOPE_KEY) == REFERENCE_TYPE:
         reference: dict[str, Any] = value["value"]
         return reference
@@ -119,10 +120,21 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
         DecryptionFailed: A value was changed, or the cipher's key is another one. Without the key, it stays as it is.
         CorruptHistory: A chunk is missing or damaged.
     """
+    values = await assemble(connection, run_id, values)
+    return values if connection.cipher is None else [open_sealed(connection.cipher, run_id, value) for value in values]
+
+
+@store_call
+async def assemble(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
+    """The values with every reference replaced by what it stands for, and still encrypted if they are. See `bring_in`.
+
+    Raises:
+        CorruptHistory: A chunk is missing or damaged.
+    """
     values = list(values)
-    wanted = {reference["digest"]: reference for value in values if (reference := _reference(value)) is not None}
+    wanted = {reference["digest"]: reference for value in values if (reference := reference_of(value)) is not None}
     if not wanted:
-        return _opened(connection, run_id, values)
+        return values
     parts: dict[str, dict[int, bytes]] = {digest: {} for digest in wanted}
     ids = [f"{run_id}/{digest}/{n}" for digest, reference in wanted.items() for n in range(reference["chunks"])]
     async for chunk in connection.payloads.find({"_id": {"$in": ids}}):
@@ -135,12 +147,4 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
             raise CorruptHistory(f"run {run_id}: the stored value {digest} of {reference['size']} bytes is incomplete or damaged", run_id=run_id)
         found[digest] = encoded
     # Decoded once for each place it stands, so that no two places share an object.
-    return _opened(
-        connection,
-        run_id,
-        [bson.decode(found[reference["digest"]])["v"] if (reference := _reference(value)) is not None else value for value in values],
-    )
-
-
-def _opened(connection: Connection, run_id: str, values: list[Any]) -> list[Any]:
-    return values if connection.cipher is None else [open_sealed(connection.cipher, run_id, value) for value in values]
+    return [bson.decode(found[reference["digest"]])["v"] if (reference := reference_of(value)) is not None else value for value in values]

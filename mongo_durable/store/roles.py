@@ -27,7 +27,7 @@ TABLE: Final[dict[str, dict[str, str]]] = {
         "approver": "find changeStream update",
         "submitter": "find changeStream insert update",
         "runner": "find changeStream insert update",
-        "janitor": "find remove",
+        "janitor": "find update remove",  # what it removes, it marks first
     },
     "activity_events": {
         "viewer": "find",

@@ -11,7 +11,7 @@ from bson import ObjectId
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
-from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
+from mongo_durable.errors import CorruptHistory, RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.history import fold
@@ -25,8 +25,8 @@ from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_ENDED, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
-from mongo_durable.store.payloads import bring_in, move_out, move_out_all
-from mongo_durable.store.sealing import require_open, seal_error
+from mongo_durable.store.payloads import assemble, move_out, move_out_all
+from mongo_durable.store.sealing import open_sealed, require_open, seal_error
 
 PAST_DEADLINE = "RunDeadlineExceeded"
 """Type of the recorded error of a run that had not ended at its deadline."""
@@ -227,6 +227,8 @@ async def _existing(connection: Connection, submission: Submission, input_digest
             thread_id=submission.thread_id,
             active_run=active,
         )
+    if found_run.get("pruned_at") is not None:
+        raise RunConflict(f"run {submission.run_id!r} is being pruned: choose another run_id", run_id=submission.run_id)
     head = head_from(found_run)
     found = (head.workflow, head.version, head.thread_id, head.input_digest)
     if found != (submission.workflow, submission.version, submission.thread_id, input_digest):
@@ -363,16 +365,33 @@ async def committed_turn(connection: Connection, thread_id: str) -> int:
 
 @store_call
 async def thread_state(connection: Connection, thread_id: str, turn: int) -> ThreadState | None:
-    """The state that a thread had committed after a turn, or None for turn 0."""
-    if turn == 0:
-        return None
-    document = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
+    """The state that a thread had committed after a turn, or None for turn 0.
+
+    Raises:
+        CorruptHistory: It is gone.
+    """
+    document = await stored_state(connection, thread_id, turn)
     if document is None:
         return None
-    check_version(document)
-    (data,) = await bring_in(connection, document["run_id"], [document["data"]])
+    data = open_sealed(connection.cipher, document["run_id"], document["data"])
     require_open(document["run_id"], [data])
     return ThreadState(serde_type=document["serde_type"], data=bytes(data))
+
+
+async def stored_state(connection: Connection, thread_id: str, turn: int) -> Document | None:
+    """The document of that state, whole, and encrypted if it is; None for turn 0.
+
+    Raises:
+        CorruptHistory: It is gone.
+    """
+    if turn == 0:
+        return None
+    document: Document | None = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
+    if document is None:
+        raise CorruptHistory(f"the committed state of thread {thread_id!r} after turn {turn} is missing: it was deleted by hand")
+    check_version(document)
+    (document["data"],) = await assemble(connection, document["run_id"], [document["data"]])
+    return document
 
 
 @store_call
@@ -426,7 +445,7 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
             "troubles": 0,
             "held_back": None,
         }
-        document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}}, change)
+        document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}, "pruned_at": None}, change)
         await reach(FailPoint.RETRY_INSIDE)
         thread = await connection.threads.find_one({"_id": before.thread_id}, session=session)
         if thread["active_run"] is not None:

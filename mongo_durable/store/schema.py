@@ -26,6 +26,7 @@ from mongo_durable.store.views import VIEWS
 OLDEST_SERVER = (6, 0)
 _META_ID = "schema"
 _NAMESPACE_EXISTS = 48
+_INDEX_NOT_FOUND = 27
 
 
 def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, *, rules: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -106,6 +107,7 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "cancel": _OBJECT_OR_NULL,
             "claimed_at": _DATE_OR_NULL,
             "ended_at": _DATE_OR_NULL,
+            "pruned_at": _DATE,
         },
         rules=_HEAD_RULES,
     ),
@@ -200,6 +202,10 @@ VALIDATORS: dict[str, dict[str, Any]] = {
     ),
 }
 
+RUN_OWNED = ("payloads", "memory", "drafts", "resolutions", "frontiers", "activity_events")
+"""Collections whose documents are a run's own, by their `run_id`, and go with it when it is pruned, in this order. A thread's states are not: later
+turns and forks start from them (see `store.pruning`). Nor is `audit`: what was refused stays on record."""
+
 INDEXES: dict[str, list[IndexModel]] = {
     "runs": [
         IndexModel([("status", ASCENDING), ("owner", ASCENDING)], name="status_owner"),
@@ -213,7 +219,22 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # Two runs can not hold the same place of a limit.
         IndexModel([("place", ASCENDING)], name="place", unique=True, partialFilterExpression={"place": {"$type": "string"}}),
-        IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING)], name="thread_turn"),
+        # Listings, newest first, whatever they are narrowed to; `_id` tells apart what was submitted in the same millisecond. A thread has few runs.
+        IndexModel([("status", ASCENDING), ("submitted_at", ASCENDING), ("_id", ASCENDING)], name="status_submitted_at"),
+        IndexModel(
+            [
+                ("workflow.name", ASCENDING),
+                ("workflow.version", ASCENDING),
+                ("status", ASCENDING),
+                ("submitted_at", ASCENDING),
+                ("_id", ASCENDING),
+            ],
+            name="workflow_status_submitted_at",
+        ),
+        IndexModel([("thread_id", ASCENDING), ("submitted_at", ASCENDING), ("_id", ASCENDING)], name="thread_submitted_at"),
+        # Forks, and what is being pruned, are few.
+        IndexModel([("base_thread", ASCENDING)], name="base_thread", partialFilterExpression={"base_thread": {"$type": "string"}}),
+        IndexModel([("pruned_at", ASCENDING)], name="pruned_at", partialFilterExpression={"pruned_at": {"$type": "date"}}),
     ],
     "activity_events": [
         # Order, optimistic concurrency and fence at once: two writers can not have the same seq (I1).
@@ -227,7 +248,13 @@ INDEXES: dict[str, list[IndexModel]] = {
     ],
     "frontiers": [
         IndexModel([("run_id", ASCENDING), ("generation", ASCENDING)], name="run_generation"),
-        IndexModel([("status", ASCENDING), ("expires_at", ASCENDING)], name="status_expires_at"),
+        # The few that are open, oldest first.
+        IndexModel([("opened_at", ASCENDING), ("_id", ASCENDING)], name="open_opened_at", partialFilterExpression={"status": "open"}),
+        IndexModel(
+            [("workflow", ASCENDING), ("opened_at", ASCENDING), ("_id", ASCENDING)],
+            name="open_workflow_opened_at",
+            partialFilterExpression={"status": "open"},
+        ),
     ],
     "resolutions": [IndexModel([("run_id", ASCENDING)], name="run")],
     "drafts": [IndexModel([("run_id", ASCENDING)], name="run")],
@@ -241,6 +268,9 @@ INDEXES: dict[str, list[IndexModel]] = {
     ],
     "payloads": [IndexModel([("run_id", ASCENDING)], name="run")],
 }
+
+RETIRED_INDEXES: dict[str, list[str]] = {"runs": ["thread_turn"], "frontiers": ["status_expires_at"]}
+"""Indexes of earlier releases that others have taken the place of. `ensure_schema` drops them when those are there."""
 
 
 @store_call
@@ -261,6 +291,8 @@ async def ensure_schema(connection: Connection) -> None:
             await _create(connection, name, {"validator": validator})
         if INDEXES[name]:
             await connection.database[name].create_indexes(INDEXES[name])
+        for index in RETIRED_INDEXES.get(name, []) if name in existing else []:
+            await _drop_index(connection, name, index)
     for name, (source, pipeline) in VIEWS.items():
         if name in existing:
             await connection.database.command("collMod", name, viewOn=source, pipeline=pipeline)
@@ -292,6 +324,15 @@ async def _create(connection: Connection, name: str, options: dict[str, Any]) ->
     except (CollectionInvalid, OperationFailure) as error:
         # Another process was faster; it creates the same.
         if getattr(error, "code", None) != _NAMESPACE_EXISTS:
+            raise
+
+
+async def _drop_index(connection: Connection, name: str, index: str) -> None:
+    try:
+        await connection.database[name].drop_index(index)
+    except OperationFailure as error:
+        # It is not there, or another process was faster.
+        if error.code != _INDEX_NOT_FOUND:
             raise
 
 

@@ -209,12 +209,18 @@ async def test_a_refused_user_hears_which_role_is_missing(client_of: Callable[..
         assert (raised.value.action, raised.value.collection, raised.value.roles) == ("insert", "threads", ["submitter", "runner"])
         assert "role submitter or runner" in str(raised.value)
         assert "4711" not in str(raised.value)
+    for refused in (viewer, approver):
+        with pytest.raises(NotPermitted) as raised:
+            await refused.prune(older_than=timedelta())
+        assert raised.value.roles == ["janitor"]
     with pytest.raises(NotPermitted) as raised:
         await viewer.cancel("waiting")
     assert raised.value.collection == "runs"
     found = await viewer.list_runs()
     assert [(each.run_id, each.status) for each in found] == [("waiting", "pending")]
     assert (await approver.cancel("waiting")).status == "cancelled"
+    assert await (await client_of("janitor")).prune(older_than=timedelta()) == ["waiting"]
+    assert await viewer.list_runs() == []
 
 
 async def test_an_answer_takes_the_right_to_answer(client_of: Callable[..., Awaitable[DurableClient]], driver_of: Any, database: str) -> None:

@@ -14,6 +14,7 @@ from mongo_durable.protocol.events import EventType
 from mongo_durable.store import frontiers, runs, schema, views
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
+from mongo_durable.store.documents import Answerer
 from tests.support.attempts import Attempt, answers, question, submission
 
 
@@ -64,7 +65,7 @@ async def test_a_timeline_says_who_did_what_and_for_how_long(place: Connection) 
     attempt.started(1, {"account": 7})
     await attempt.completed(1, "x" * 3000)
     frontier = await attempt.suspend(question("po-17", 2))
-    await frontiers.resolve(place, frontier, answers(frontier), resolved_by="ada", note="fine")
+    await frontiers.resolve(place, frontier, answers(frontier), Answerer(by="ada", note="fine"))
     again = await Attempt.start(place, appender, "po-17", owner="p2")
     await again.end(EventType.RUN_FAILED)
     rows = await _rows(place, "run_timeline", run="po-17")
