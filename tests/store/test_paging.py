@@ -29,15 +29,17 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def run_of(number: int) -> dict[str, Any]:
     """Runs of two workflows with two versions each, in every status, three of a millisecond, ten of a thread."""
     at = START + timedelta(milliseconds=number // 3)
+    status = STATUSES[number % 8]
+    is_pending = status is RunStatus.PENDING
     return {
         "_id": f"r{number:04}",
         "run_id": f"r{number:04}",
         "schema_version": 1,
-        "status": STATUSES[number % 8].value,
-        "fence": 1,
-        "attempt": None,
-        "owner": "p" if number % 8 == 1 else None,
-        "generation": 1,
+        "status": status.value,
+        "fence": 0 if is_pending else 1,
+        "attempt": None if is_pending else ObjectId(),
+        "owner": "p" if status is RunStatus.RUNNING else None,
+        "generation": 0 if is_pending else 1,
         "workflow": {"name": f"w{number // 8 % 2}", "version": str(number // 16 % 2)},
         "thread_id": f"t{number // 10}",
         "turn": 1,
@@ -46,7 +48,8 @@ def run_of(number: int) -> dict[str, Any]:
         "input_digest": "0" * 32,
         "available_at": at,
         "submitted_at": at,
-        "ended_at": at if STATUSES[number % 8].is_end else None,
+        "ended_at": at if status.is_end else None,
+        **({"news": "of it"} if status is RunStatus.READY else {}),
     }
 
 
@@ -61,6 +64,7 @@ def frontier_of(number: int) -> dict[str, Any]:
         "value": 1,
         "response_schema": None,
     }
+    is_open = number % 3 == 0
     return {
         "_id": f"r{number:04}/1",
         "run_id": f"r{number:04}",
@@ -71,7 +75,8 @@ def frontier_of(number: int) -> dict[str, Any]:
         "seq": 3,
         "fence": 1,
         "attempt": ObjectId(),
-        "status": "open" if number % 3 == 0 else "resolved",
+        "status": "open" if is_open else "resolved",
+        **({} if is_open else {"closed_at": START}),
         "entries": [entry],
         "digest": "0" * 32,
         "opened_at": START + timedelta(milliseconds=number // 7),
