@@ -87,7 +87,7 @@ class DurableClient:
         self._endpoint = Endpoint(found, self._database, client)
         self._codec = codec
         self._rules = Rules(authorize=authorize, decode=self.decode)
-        self._signing_keys = signing_keys if signing_keys is not None else SigningKeys.from_environment()
+        self._signing_keys = signing_keys
         self._channel = channel
         self._wakeups: Wakeups | None = None
 
@@ -372,6 +372,8 @@ class DurableClient:
         return {activity_id: self.encode(answer) for activity_id, answer in answers.items()}
 
     def _keys(self) -> SigningKeys:
+        if self._signing_keys is None:
+            self._signing_keys = SigningKeys.from_environment()
         if self._signing_keys is None:
             raise ConfigurationError(f"resume tokens need a key to sign with: give DurableClient(signing_keys=…) or set {KEYS_VARIABLE}")
         return self._signing_keys

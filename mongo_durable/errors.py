@@ -33,6 +33,7 @@
     │   ├── ActivityFailed
     │   ├── InterruptExpired
     │   ├── ProposalChanged
+    │   ├── UnusableAnswer
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
@@ -358,6 +359,20 @@ class ProposalChanged(RunError):
 
     expected: str
     found: str
+
+
+class UnusableAnswer(RunError):
+    """An answer that fits its question's JSON Schema is refused by the model of the code that asked: it is stored, and the run has failed.
+
+    Attributes:
+        activity_id: The question.
+        name: Its name.
+        errors: One text per fault, each with its path.
+    """
+
+    activity_id: str
+    name: str
+    errors: list[str]
 
 
 OF_THE_CODE = (ActivityFailed, InterruptExpired, ProposalChanged)

@@ -187,6 +187,7 @@ class Attempt:
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
         self._reserved: dict[str, int] = {}
         self._claimed_clock = lease_clock()
+        self._sealed: int | None = None
         self.is_draining = False
         """No effect is to be started any more that is not inside one which runs."""
 
@@ -238,6 +239,19 @@ class Attempt:
         claimed_at = self.claimed.head.claimed_at
         assert claimed_at is not None  # every claim sets it
         return claimed_at + timedelta(seconds=lease_clock() - self._claimed_clock)
+
+    @property
+    def step_began_at(self) -> datetime:
+        """When the running root step began: when the one before it was sealed, or the run submitted. The same in every attempt.
+
+        A seal is queued, not awaited, so an attempt can die between using this time and the seal's landing; the next one then seals anew, at another
+        time. Nothing recorded can have depended on the lost one: it would stand behind the seal, and events are dense (I1).
+        """
+        sealed = self.history.steps.get(self._sealed) if self._sealed is not None else None
+        event = sealed or self.history.submitted
+        assert event is not None  # a history begins with its submission
+        assert event.at is not None  # every writer sets it
+        return event.at
 
     def cancel(self) -> None:
         """The cancellation of the run was requested: stop at the next durable call; the attempt's end is then the run's end as cancelled."""
@@ -443,6 +457,7 @@ class Attempt:
         if not is_sealed:
             data = {"step": step, "activities": len(reached), "digest": step_digest(reached)}
             self._append(EventType.STEP_COMMITTED, is_awaited=False, data=data)
+        self._sealed = step
 
     async def await_timer(self, call: ActivityCall, when: datetime | timedelta) -> datetime | None:
         """Let a timer fire if it is due, or set it.

@@ -38,6 +38,7 @@ from mongo_durable.langgraph.committed import root_config, seed
 from mongo_durable.langgraph.driver import Asleep
 from mongo_durable.langgraph.effects import Policy
 from mongo_durable.langgraph.execution import Executor, Work
+from mongo_durable.langgraph.interrupt_types import InterruptTypes
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.stable_ids import with_stable_ids
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M")
 
 URI_VARIABLE = "MONGO_DURABLE_URI"
 DATABASE_VARIABLE = "MONGO_DURABLE_DATABASE"
@@ -113,6 +115,7 @@ class App:
         self.version = version
         self.is_sync = sync
         self.codec = Codec(types)
+        self.interrupt_types = InterruptTypes()
         self._uri = uri
         self._database = database
         self._client = client
@@ -312,6 +315,43 @@ class App:
         """
         return timers.sleep(seconds=seconds, until=until)
 
+    @overload
+    def interrupt_type(
+        self, name: str, *, payload: type[M], response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> type[M]: ...
+    @overload
+    def interrupt_type(
+        self, name: str, *, response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> Callable[[type[M]], type[M]]: ...
+
+    def interrupt_type(
+        self, name: str, *, payload: Any = None, response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> Any:
+        """Register a type of questions: what one carries, what its answers are made into. Then `app.interrupt(name, payload)` asks.
+
+        A decorator of the payload model, or a call with `payload=`, or without any for questions that carry anything.
+
+        Args:
+            payload: Model of the question's value: a Pydantic model, a dataclass or a TypedDict. It is stored as its JSON.
+            response: Model of the answer; also a union of models. Answers are checked against its JSON Schema before they are stored, and against
+                the model itself where this app resumes the run.
+            expires_in: How long a question waits that says nothing else. See `interrupt`.
+            default: The answer that it then gets: JSON, or an instance of the response model.
+
+        Returns:
+            The payload model; without one, the decorator.
+
+        Raises:
+            ConfigurationError: No model, a default that does not fit, or the name is registered with other models.
+        """
+
+        def register(model: Any) -> Any:
+            self.interrupt_types.register(name, model, response, expires_in, default)
+            return model
+
+        register(payload)
+        return register if payload is None else payload
+
     def interrupt(
         self,
         name: str,
@@ -327,23 +367,32 @@ class App:
         """Ask a person, from a node or a tool: LangGraph's `interrupt` with a name, and with what happens if nobody answers.
 
         Args:
-            name: What people see the question listed under.
-            value: The question.
-            response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused.
+            name: What people see the question listed under; that of a registered type makes it one of these (`interrupt_type`).
+            value: The question: of a registered type, its payload model or what that is made from.
+            response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused. A registered type has its own.
             expires_in: How long the question waits. Then the run goes on with `default`; without one, InterruptExpired is raised here. Other
-                questions that were asked together with it are asked again, and keep their deadlines.
+                questions that were asked together with it are asked again, and keep their deadlines. None: as its registered type says, or for ever.
+            default: The answer that it then gets; where none is given, that of its registered type, if it has one.
             audience: Who is asked, in words of the application, such as "managers": what lists can be filtered by and an `authorize` hook is told.
             escalate_in, escalate_to: After this time this audience is asked as well.
 
         Returns:
-            The answer.
+            The answer: of a registered type, an instance of its response model; else as it was given.
 
         Raises:
             InterruptExpired: Nobody answered in time, and there is no default.
-            ConfigurationError: A default without a deadline, or one that does not fit the schema; an escalation without an audience.
+            ConfigurationError: A value that does not fit its model, a default without a deadline, or one that does not fit the schema; an escalation
+                without an audience.
+            pydantic.ValidationError: The answer fits the JSON Schema, and the response model refuses it. Let it pass: the run fails, with
+                UnusableAnswer.
         """
         asked = questions.audience_of(name, audience, escalate_in, escalate_to)
-        return questions.ask(name, value, response_schema, expires_in, default, asked)
+        known = self.interrupt_types.get(name)
+        if known is not None:
+            if response_schema is not None:
+                raise ConfigurationError(f"the interrupt type {name!r} says how its answers look: give response= to interrupt_type instead")
+            return known.ask(value, expires_in, default, asked)
+        return questions.ask(name, value, response_schema, expires_in, default, audience=asked)
 
     def middleware(self, *, idempotent_tools: Collection[str] = ()) -> AgentMiddleware[Any, Any, Any]:
         """Make an existing `create_agent(model, tools, middleware=[app.middleware(), …])` durable, with its plain model and tools.

@@ -28,7 +28,7 @@ from mongo_durable.langgraph.committed import committed_state, seed
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
-from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry
+from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry, unusable_answer
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
@@ -228,7 +228,7 @@ class Driver:
                 raise self._refuse("an interrupt pends whose place in the graph is not known")
             if position in pending:
                 raise self._refuse(f"two interrupts at one position ({position})")
-            entry = question_entry(attempt.run_id, self._codec, position, root.native_names[each.id], each)
+            entry = question_entry(attempt.run_id, self._codec, position, root.asked[position], each)
             pending[position] = Pending(entry.digest, entry)
         if timers and not pending:
             return await self._sleep(timers)
@@ -282,7 +282,9 @@ def _whole(chunk: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error that a signal carries, or the error itself; LangGraph's failure on a child graph without a saver by its name."""
+    """The error that a signal carries, or the error itself; LangGraph's failures on a child graph without a saver and on an answer by their names."""
     if is_unsaved_child(error):
         return UnsupportedGraph("a child graph is compiled with checkpointer=False: compile it without it, its checkpoints are scratch here")
+    if (unusable := unusable_answer(error)) is not None:
+        return unusable
     return error.error if isinstance(error, DurableSignal) else error

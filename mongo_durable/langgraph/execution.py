@@ -20,7 +20,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import Rules, expire, resolve_frontier
+from mongo_durable.engine.resolving import Rules, expire, keep_refusal, resolve_frontier
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -28,6 +28,7 @@ from mongo_durable.errors import (
     CorruptHistory,
     Draining,
     DurableError,
+    InvalidAnswer,
     NondeterminismError,
     RunError,
     RunFailed,
@@ -138,7 +139,12 @@ class Executor:
                 frontier = await frontiers.current(process.connection, run)
                 answerer = Answerer(by=config.get("configurable", {}).get("resolved_by"), channel=AnswerChannel.APP)
                 rules = Rules(authorize=self._app.authorize, decode=self._app.codec.decode)
-                await resolve_frontier(process.connection, frontier, self._answers(frontier, graph_input.resume), answerer, rules=rules)
+                try:
+                    answers = self._answers(frontier, graph_input.resume)
+                except InvalidAnswer as refusal:
+                    await keep_refusal(process.connection, run, frontier.generation, answerer, refusal, [refusal.activity_id])
+                    raise
+                await resolve_frontier(process.connection, frontier, answers, answerer, rules=rules)
             return await self._take(process, run, local, request)
         run = run_id or str(uuid.uuid4())
         submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
@@ -208,12 +214,18 @@ class Executor:
 
     def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
         if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
-            return {key: self._app.codec.encode(value) for key, value in answer.items()}
-        if len(frontier.entries) == 1:
-            return {frontier.entries[0].activity_id: self._app.codec.encode(answer)}
-        raise ConfigurationError(
-            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
-        )
+            given = dict(answer)
+        elif len(frontier.entries) == 1:
+            given = {frontier.entries[0].activity_id: answer}
+        else:
+            raise ConfigurationError(
+                f"run {frontier.run_id} has {len(frontier.entries)} open questions: "
+                "answer all of them with Command(resume={activity_id: answer, …})"
+            )
+        for entry in frontier.entries:
+            if entry.activity_id in given:
+                given[entry.activity_id] = self._app.interrupt_types.json_answer(frontier.run_id, entry, given[entry.activity_id])
+        return {key: self._app.codec.encode(value) for key, value in given.items()}
 
     async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
         """Claim a run, or wait until whoever has it brings it to a rest."""

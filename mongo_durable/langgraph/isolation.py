@@ -47,6 +47,10 @@ async def _async_node(_: _State, config: RunnableConfig) -> _State:
     return {"is_done": True}
 
 
+BODY_SEGMENT = "body:1"
+"""The path of what starts in an isolated body, below its activity."""
+
+
 def _one_node_graph(node: Any) -> Any:
     graph = StateGraph(_State)
     graph.add_node("body", node)
@@ -108,7 +112,7 @@ class _Isolation:
         for each in self._open:
             if not is_marker(each.id):
                 position = self.root.native[each.id]
-                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.native_names[each.id], each)
+                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.asked[position], each)
                 self._session.pending[position] = Pending(entry.digest, entry)
         raise marker("/".join(self._scope.path))
 

@@ -73,6 +73,7 @@ class Scope:
         self._children = 0
         self._branches = 0
         self._tool_calls: Counter[str] = Counter()
+        self._drawn: Counter[str] = Counter()
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._callers: dict[str, object] = {}
@@ -114,6 +115,12 @@ class Scope:
             self._branches += 1
             return self._branches
 
+    def draw(self, kind: str) -> int:
+        """The how-manieth value of this kind the body draws now; see `draws`."""
+        with self.lock:
+            self._drawn[kind] += 1
+            return self._drawn[kind]
+
     def child(self, namespace: str) -> tuple[str, ...]:
         """The path of a child graph that this body calls now."""
         with self.lock:
@@ -151,6 +158,7 @@ class Root:
     Attributes:
         base_path, base_step: Where the tree hangs. An isolated body's steps are segments; the run's root steps are the positions' step.
         native: Position of each native interrupt, by its id.
+        asked: Name of the question at each of these positions.
         placed: Ids of the native interrupts of all trees of the attempt.
         owner: Name of the tool whose isolated body this is, or None.
     """
@@ -172,7 +180,7 @@ class Root:
         self.saver: ScratchSaver = ScratchSaver(self)
         self.placed = placed if placed is not None else set()
         self.native: dict[str, Position] = {}
-        self.native_names: dict[str, str] = {}
+        self.asked: dict[Position, str] = {}
         self.concurrent_children: set[str] = set()
         self.first_step_offset: int | None = None
         self._paths: dict[str, tuple[tuple[str, ...], int | None]] = {"": (base_path, base_step)}
