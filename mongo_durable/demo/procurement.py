@@ -49,13 +49,18 @@ class Request(TypedDict):
     requested_by: str
 
 
-class Proposal(Request):
-    """What is to be bought. Whoever approves it approves exactly this.
+class Proposal(BaseModel):
+    """What is to be bought, and what people are shown. Whoever approves it approves exactly this.
 
     Attributes:
         amount: EUR.
     """
 
+    model_config = ConfigDict(frozen=True)
+
+    request_id: str
+    item: str
+    requested_by: str
     amount: int
 
 
@@ -128,14 +133,14 @@ class Terms:
 
 def judge(proposal: Proposal) -> Outcome:
     """The policy."""
-    if proposal["amount"] > NEVER_ABOVE:
+    if proposal.amount > NEVER_ABOVE:
         return "rejected"
-    return "accepted" if proposal["amount"] <= ACCEPTED_UP_TO else "review"
+    return "accepted" if proposal.amount <= ACCEPTED_UP_TO else "review"
 
 
 def approvers(proposal: Proposal) -> list[str]:
     """The offices that all have to approve."""
-    return ["managers"] if proposal["amount"] <= MANAGERS_UP_TO else ["directors", "finance"]
+    return ["managers"] if proposal.amount <= MANAGERS_UP_TO else ["directors", "finance"]
 
 
 def authorize(request: AnswerRequest) -> bool:
@@ -148,21 +153,23 @@ def authorize(request: AnswerRequest) -> bool:
     """
     if request.name != APPROVAL:
         return False
-    caller, proposal = request.caller, request.payload
+    caller, proposal = request.caller, Proposal.model_validate(request.payload)
     office = STAFF.get(caller or "")
     if office not in request.audiences:
         raise NotAuthorized(f"{caller or 'nobody'} is not of the {' or '.join(request.audiences)}")
-    if caller == proposal["requested_by"]:
+    if caller == proposal.requested_by:
         raise NotAuthorized(f"{caller} has requested this purchase, and cannot decide it")
-    if office == "managers" and proposal["amount"] > MANAGERS_UP_TO:
+    if office == "managers" and proposal.amount > MANAGERS_UP_TO:
         raise NotAuthorized(f"managers decide up to {MANAGERS_UP_TO} EUR")
     return True
 
 
 def build_app(supplier: Supplier, terms: Terms | None = None, *, workflow: str = WORKFLOW) -> App:
     """The durable workflow. Its database is named by the environment."""
-    app = App(workflow, authorize=authorize)
+    app = App(workflow, authorize=authorize, types=[Proposal])
     times = terms or Terms()
+    late = Decision(approved=False, reason="nobody decided in time")
+    app.interrupt_type(APPROVAL, payload=Proposal, response=Decision, expires_in=times.decide_in, default=late)
 
     @app.activity(idempotent=True)
     async def quote(item: str) -> int:
@@ -172,14 +179,13 @@ def build_app(supplier: Supplier, terms: Terms | None = None, *, workflow: str =
     @app.activity(idempotent=True)
     async def place_order(proposal: Proposal, approved_digest: str) -> str:
         check_proposal(proposal, approved_digest)
-        return await supplier.order(proposal["request_id"], proposal["item"], proposal["amount"])
+        return await supplier.order(proposal.request_id, proposal.item, proposal.amount)
 
     async def intake(state: Purchase) -> Purchase:
         request = state["request"]
-        amount = await quote(request["item"])
+        proposal = Proposal(**request, amount=await quote(request["item"]))
         # What an earlier purchase of the same thread has left is not of this one.
-        proposal: Proposal = {**request, "amount": amount}
-        return {"proposal": proposal, "approval": None, "order": None, "trail": [f"{request['item']}: {amount} EUR"]}
+        return {"proposal": proposal, "approval": None, "order": None, "trail": [f"{proposal.item}: {proposal.amount} EUR"]}
 
     async def policy(state: Purchase) -> Purchase:
         proposal = state["proposal"]
@@ -190,16 +196,8 @@ def build_app(supplier: Supplier, terms: Terms | None = None, *, workflow: str =
     async def ask(proposal: Proposal, office: str) -> Decision:
         # Directors stand in for managers. Where two offices decide there is nobody to stand in: one person could then give both answers.
         stands_in: dict[str, Any] = {"escalate_to": "directors", "escalate_in": times.escalate_in} if office == "managers" else {}
-        answer = app.interrupt(
-            APPROVAL,
-            proposal,
-            response_schema=Decision,
-            audience=office,
-            expires_in=times.decide_in,
-            default={"approved": False, "reason": "nobody decided in time"},
-            **stands_in,
-        )
-        return Decision.model_validate(answer)
+        decision: Decision = app.interrupt(APPROVAL, proposal, audience=office, **stands_in)
+        return decision
 
     async def approval(state: Purchase) -> Purchase:
         # Entered again with the answers: everything up to here only reads the state. The questions of all offices make one frontier.
@@ -216,12 +214,12 @@ def build_app(supplier: Supplier, terms: Terms | None = None, *, workflow: str =
         request, approved = state["request"], state["approval"]
         assert approved is not None  # both edges that lead here say so
         # The price is asked before the order, in an activity of its own: an order that is made again is made at the same price.
-        proposal: Proposal = {**request, "amount": await quote(request["item"])}
+        proposal = Proposal(**request, amount=await quote(request["item"]))
         try:
             order = await place_order(proposal, approved["proposal_digest"])
         except ProposalChanged:
             # Another purchase than the one that was approved: policy, and people, decide about this one.
-            return {"proposal": proposal, "approval": None, "trail": [f"now {proposal['amount']} EUR: not what was approved"]}
+            return {"proposal": proposal, "approval": None, "trail": [f"now {proposal.amount} EUR: not what was approved"]}
         return {"order": order, "trail": [f"ordered: {order}"]}
 
     def after_policy(state: Purchase) -> Outcome:

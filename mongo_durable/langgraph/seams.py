@@ -105,7 +105,7 @@ def is_call(path: TaskPath) -> bool:
 
 
 def has_unanswered_interrupt(config: RunnableConfig) -> bool:
-    """Whether the task that ends in this configuration has called an interrupt that had no answer. To be asked once, when nothing of it runs any more."""
+    """Whether the task that ends in this configuration has called an interrupt that had no answer. To be asked once, when nothing of it runs."""
     scratchpad = config.get("configurable", {}).get(_SCRATCHPAD_KEY)
     # The counter gives the number of calls so far; asking counts as well.
     return scratchpad is not None and scratchpad.interrupt_counter() > len(scratchpad.resume)

@@ -312,7 +312,7 @@ async def test_a_new_order_of_questions_does_not_mix_up_answers(workshop: Worksh
 
 
 async def test_a_jump_is_no_answer(workshop: Workshop) -> None:
-    """`Command(goto=…)` is what a node returns. As input LangGraph lets it jump past the question; here it is refused, and the question stays open."""
+    """`Command(goto=…)` is what a node returns. As input LangGraph lets it jump past the question; here it is refused, and the question stays."""
     plain = Plain()
     await plain.graph.ainvoke(EMPTY, on(1))
     out = await plain.graph.ainvoke(Command(goto="execute"), on(1))
