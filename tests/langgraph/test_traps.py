@@ -244,6 +244,13 @@ def _swallowing(place: str, ran: list[str]) -> Callable[[App | None], Any]:
             asking = app or App("alone")
             return {"lines": await asking.gather(branch)}
 
+        async def in_a_tool(state: State) -> State:
+            async def ask(q: str) -> str:
+                """Ask a person."""
+                return str(_carelessly(lambda: interrupt(q)))
+
+            return {"lines": [await (app or App("alone")).tool(ask).ainvoke({"q": "buy?"})]}
+
         async def the_second(state: State) -> State:
             return {"lines": [interrupt("which?"), _carelessly(lambda: interrupt("buy?"))]}
 
@@ -251,7 +258,7 @@ def _swallowing(place: str, ran: list[str]) -> Callable[[App | None], Any]:
             ran.append("executed")
             return {}
 
-        nodes = {each.__name__: each for each in (in_a_node, in_a_plain_node, by_name, in_a_branch, the_second)}
+        nodes = {each.__name__: each for each in (in_a_node, in_a_plain_node, by_name, in_a_branch, in_a_tool, the_second)}
         if place == "in_a_child_graph":
             return chain(child=chain(ask=in_a_node).compile(), execute=execute)
         return chain(ask=nodes[place], execute=execute)
@@ -259,7 +266,7 @@ def _swallowing(place: str, ran: list[str]) -> Callable[[App | None], Any]:
     return make
 
 
-@pytest.mark.parametrize("place", ["in_a_node", "in_a_plain_node", "by_name", "in_a_branch", "in_a_child_graph", "the_second"])
+@pytest.mark.parametrize("place", ["in_a_node", "in_a_plain_node", "by_name", "in_a_branch", "in_a_tool", "in_a_child_graph", "the_second"])
 async def test_a_broad_except_swallows_a_question(place: str, workshop: Workshop) -> None:
     """LangGraph goes on as if somebody had answered; here the run fails, and nothing that follows is executed."""
     ran: list[str] = []
