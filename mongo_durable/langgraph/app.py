@@ -45,6 +45,7 @@ from mongo_durable.langgraph.questions import public_interrupts
 from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
+from mongo_durable.langgraph.swallowed import with_answers_checked
 from mongo_durable.langgraph.tools import DurableTool, durable_tool
 from mongo_durable.langgraph.topology import check_graph
 from mongo_durable.protocol.canonical import digest
@@ -512,7 +513,8 @@ class App:
             if self._build is None:
                 raise ConfigurationError(f"app {self.name!r} has no graph: decorate the function that builds it with @app.entrypoint")
             built = self._build()
-            self._graph = with_stable_ids(self._with_durable_hooks(check_graph(built.compile() if isinstance(built, StateGraph) else built)))
+            checked = check_graph(built.compile() if isinstance(built, StateGraph) else built)
+            self._graph = with_answers_checked(with_stable_ids(self._with_durable_hooks(checked)))
             drawn = self._graph.get_graph()
             edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
             self.topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]

@@ -25,6 +25,7 @@ from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import DurableSignal, is_marker, marker
 from mongo_durable.langgraph.questions import delivered, native_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Root, Scope, Session, enter_root
+from mongo_durable.langgraph.swallowed import check_answered
 
 
 class _State(TypedDict, total=False):
@@ -34,13 +35,15 @@ class _State(TypedDict, total=False):
 _body: contextvars.ContextVar[Callable[[], Any]] = contextvars.ContextVar("mongo_durable_isolated_body")
 
 
-def _sync_node(_: _State) -> _State:
+def _sync_node(_: _State, config: RunnableConfig) -> _State:
     _body.get()()
+    check_answered(config)
     return {"is_done": True}
 
 
-async def _async_node(_: _State) -> _State:
+async def _async_node(_: _State, config: RunnableConfig) -> _State:
     await _body.get()()
+    check_answered(config)
     return {"is_done": True}
 
 

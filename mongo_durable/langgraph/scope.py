@@ -389,6 +389,11 @@ def current_session() -> Session | None:
     return _session.get()
 
 
+def current_root() -> Root:
+    """The tree in which this context runs, inside an attempt."""
+    return _root.get()
+
+
 def current_place() -> str | None:
     """A stable text for the graph loop that runs in this context, or None outside any attempt. It refuses nothing."""
     session = _session.get()

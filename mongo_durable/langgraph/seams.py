@@ -24,6 +24,7 @@ INTERRUPT_CHANNEL = "__interrupt__"
 RESUME_CHANNEL = "__resume__"
 ERROR_CHANNEL = "__error__"
 _READ_KEY = "__pregel_read"
+_SCRATCHPAD_KEY = "__pregel_scratchpad"
 PULL = "__pregel_pull"
 PUSH = "__pregel_push"
 
@@ -101,6 +102,13 @@ def parse_task_path(text: str) -> TaskPath:
 def is_call(path: TaskPath) -> bool:
     """Whether the task is a call of a `@task`, which runs below the task that made it."""
     return path[0] == PUSH and path[-1] is True
+
+
+def has_unanswered_interrupt(config: RunnableConfig) -> bool:
+    """Whether the task that ends in this configuration has called an interrupt that had no answer. To be asked once, when nothing of it runs."""
+    scratchpad = config.get("configurable", {}).get(_SCRATCHPAD_KEY)
+    # The counter gives the number of calls so far; asking counts as well.
+    return scratchpad is not None and scratchpad.interrupt_counter() > len(scratchpad.resume)
 
 
 def parent_namespace(namespace: str) -> str:
