@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         output = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
         output.print(report.table(found))
-    errors.print(f"{report.heading(about)}; {rounds} rounds in {about['seconds']} s")
+    errors.print(f"{report.heading(about)}; {rounds} round{'s' if rounds > 1 else ''} in {about['seconds']} s", soft_wrap=True)
     failures = {_where(each, index): text for each in measured for index, text in each.failures.items()}
     for where, text in failures.items():
         errors.print(f"failed: {where}: {text}", style="red", markup=False)

@@ -226,7 +226,12 @@ def _growth(activities: int) -> Workload:
         "growth",
         f"an activity among {activities:,} of one run: first {edge}, last {edge}",
         [Case(OURS, "growth", {"activities": activities, "characters": _TEXT // 5})],
-        [Series("first", "first, ms"), Series("last", "last, ms"), Series("growth", "last ÷ first")],
+        [
+            Series("first", "first, ms"),
+            Series("last", "last, ms"),
+            Series("growth", "last ÷ first"),
+            Series("growth of computing", "last ÷ first, processor time"),
+        ],
         rounds=1,
     )
 
