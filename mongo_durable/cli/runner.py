@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ import typer
 
 from mongo_durable.cli.database import DATABASE_VARIABLE, URI_VARIABLE, Database, Uri
 from mongo_durable.cli.output import JsonLines
+from mongo_durable.cli.progress import OnConsole, progress_console, shown
 
 if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App
@@ -39,7 +41,7 @@ def runner(
     """Execute runs until SIGTERM or Ctrl-C, then drain: claim nothing more, let each attempt end or stop before its next effect, release the rest.
 
     --uri and --database are for apps that name none themselves. Exit code 0 when every attempt stopped by itself, 3 when some were broken off at the
-    deadline. Either way other runners go on with the runs at once.
+    deadline. Either way other runners go on with the runs at once. A terminal shows what is executed now, and what the attempts before came to.
     """
     limits = _limits(workflow_concurrency or [])
     for variable, value in ((URI_VARIABLE, uri), (DATABASE_VARIABLE, database)):
@@ -48,9 +50,10 @@ def runner(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"--log-level is DEBUG, INFO, WARNING or ERROR, not {log_level}")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    if log_json:
-        logging.getLogger().handlers[0].setFormatter(JsonLines())
+    out = None if log_json else progress_console()
+    handler = OnConsole(out) if out is not None else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pymongo").setLevel(max(level, logging.WARNING))  # its DEBUG writes every command with its values
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
@@ -60,7 +63,8 @@ def runner(
 
     async def work() -> bool:
         executing = Runner(loaded, concurrency=concurrency, workflow_concurrency=limits, lease=timedelta(seconds=lease))
-        return await executing.run_forever(timedelta(seconds=grace))
+        async with shown(executing, out) if out is not None else nullcontext():
+            return await executing.run_forever(timedelta(seconds=grace))
 
     if not asyncio.run(work()):
         raise typer.Exit(RELEASED)
