@@ -267,6 +267,8 @@ class _Asking(Form):
         schema = self._unless_null(schema) or schema
         default = schema.get("default", LEFT_OUT)
         otherwise = "empty: left out" if default is LEFT_OUT else f"empty: {in_one_line(default)}"
+        if schema.get("type") == "array":
+            return self._array(schema, name) or default  # none given is an empty line
         if self._variants(schema) or schema.get("type") not in ("integer", "number", "string") or "enum" in schema or "const" in schema:
             return self.value(schema, name) if self.agrees(f"  give {printable(name)}? ({otherwise})", default=False) else default
         while True:

@@ -52,10 +52,14 @@ class Opened:
         return what if self.is_set_up else f"{what}: database {self.name} is not set up, no run was ever submitted there; is it the right one?"
 
 
-def with_database(uri: str | None, database: str | None, work: Callable[[Opened], Awaitable[T]]) -> T:
+def with_database(uri: str | None, database: str | None, work: Callable[[Opened], Awaitable[T]], *, within_s: float | None = None) -> T:
     """Connect, do `work`, close.
 
+    Args:
+        within_s: How long all of it may take; None: as long as it does.
+
     Raises:
+        TimeoutError: It took longer than `within_s`.
         typer.BadParameter: No URI was given.
         DurableError: What `work` raised, or the database cannot be used.
     """
@@ -83,7 +87,11 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
         finally:
             await endpoint.aclose()
 
-    return asyncio.run(connected())
+    async def in_time() -> T:
+        async with asyncio.timeout(within_s):
+            return await connected()
+
+    return asyncio.run(in_time())
 
 
 def _patience_s(uri: str) -> float | None:
@@ -134,12 +142,9 @@ def _completed(ctx: typer.Context, incomplete: str, status: str | None) -> list[
         found = await opened.client.list_runs(status=status, limit=_LOOKED_THROUGH)
         return [each.run_id for each in found if each.run_id.startswith(incomplete) and each.run_id.isprintable()][:_COMPLETIONS]
 
-    async def in_time(opened: Opened) -> list[str]:
-        async with asyncio.timeout(_COMPLETION_S):
-            return await look(opened)
-
+    database = ctx.params.get("database") or os.environ.get(DATABASE_VARIABLE)
     try:
-        return with_database(uri, ctx.params.get("database") or os.environ.get(DATABASE_VARIABLE), in_time)
+        return with_database(uri, database, look, within_s=_COMPLETION_S)
     except (DurableError, TimeoutError):
         return []  # whoever presses Tab gets no ids, and no complaint in the middle of a command line
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -55,8 +56,11 @@ async def shown(runner: Runner, out: Console) -> AsyncIterator[None]:
     with Live(drawn(runner), console=out, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
 
         async def refresh() -> None:
+            idle_with: Counter[str] | None = None
             while True:
-                live.update(drawn(runner), refresh=True)
+                # An idle runner leaves its terminal alone.
+                live.update(drawn(runner), refresh=bool(runner.executing) or runner.tally != idle_with)
+                idle_with = None if runner.executing else Counter(runner.tally)
                 await asyncio.sleep(_EVERY_S)
 
         refreshing = asyncio.create_task(refresh(), name="mongo_durable-progress")

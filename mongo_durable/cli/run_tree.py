@@ -226,7 +226,7 @@ class _Drawing:
         asked = in_brief(question.value, self._cut_at) if question is not None else "a question that is not there any more"
         where = "  " + printable(str(entry["position"])) if self._is_whole else ""
         twig = branch.add(self._line((activity_id, "cyan"), f"{where}  {printable(str(entry['name']))} asks ", (asked, "bold")))
-        if question is not None and (terms := terms_of(question)):
+        if question is not None and (terms := terms_of(question) if frontier.status == "open" else asked_of(question)):
             twig.add(self._line((terms, "dim")))
         if frontier.answers is not None and activity_id in frontier.answers:
             answer = in_brief(frontier.answers[activity_id], self._cut_at)
@@ -275,20 +275,23 @@ def waits_for(run: RunSnapshot) -> str | None:
     return run.waits_for
 
 
+def asked_of(question: Question, now: datetime | None = None) -> str:
+    """Who is asked, in words; empty where the code did not say."""
+    if question.audience is None:
+        return ""
+    first = f"for {printable(question.audience)}"
+    if question.escalates_to is None:
+        return first
+    is_escalated = question.escalates_at is not None and question.escalates_at <= (now or datetime.now(UTC))
+    also = f"for {printable(question.escalates_to)} as well"
+    return f"{first} and, since {moment(question.escalates_at)}, {also}" if is_escalated else f"{first}, from {moment(question.escalates_at)} {also}"
+
+
 def terms_of(question: Question, now: datetime | None = None) -> str:
     """Who is asked, and what happens if nobody answers, in words; empty where neither was said."""
-    found = []
-    if question.audience is not None:
-        asked = f"for {printable(question.audience)}"
-        if question.escalates_to is not None:
-            is_escalated = question.escalates_at is not None and question.escalates_at <= (now or datetime.now(UTC))
-            also = f"for {printable(question.escalates_to)} as well"
-            asked += f" and, since {moment(question.escalates_at)}, {also}" if is_escalated else f", from {moment(question.escalates_at)} {also}"
-        found.append(asked)
-    if question.expires_at is not None:
-        then = f"goes on with {in_one_line(question.default)}" if question.has_default else "expires"
-        found.append(f"{then} at {moment(question.expires_at)}")
-    return " · ".join(found)
+    then = f"goes on with {in_one_line(question.default)}" if question.has_default else "expires"
+    deadline = f"{then} at {moment(question.expires_at)}" if question.expires_at is not None else ""
+    return " · ".join(each for each in (asked_of(question, now), deadline) if each)
 
 
 def _position(activity: ActivityLine) -> Position:
