@@ -106,7 +106,7 @@ async def _reach(connection: Connection, within_s: float | None) -> None:
         async with asyncio.timeout(within_s):
             await schema.check(connection)
     except TimeoutError:
-        raise StoreUnavailable(f"MongoDB did not answer within {within_s:.0f} s") from None
+        raise StoreUnavailable(f"MongoDB did not answer within {within_s:g} s") from None
 
 
 async def _with_likely_ones(client: DurableClient, connection: Connection, error: RunNotFound) -> RunNotFound:
@@ -153,6 +153,6 @@ def what_to_do(error: DurableError) -> str | None:
     """What whoever typed a command can do about an error, where its message cannot know that it is a command line."""
     if isinstance(error, StoreUnavailable):
         return f"is the server running, is the address in --uri ({URI_VARIABLE}) right, and may this machine reach it? `mongo-durable dev` starts one"
-    if isinstance(error, ConfigurationError) and "the URI" in error.message:
+    if isinstance(error, ConfigurationError) and "URI" in error.message:
         return "a URI looks like mongodb://host:27017/?replicaSet=rs0 or, of Atlas, mongodb+srv://user:password@cluster.example.net"
     return None

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it as it changes, until Ctrl-C; in a pipe, a line for each change.")]
 
-_LOOK_AGAIN_S = 5.0  # drafts and ages change without news of a run
+_LOOK_AGAIN_S = 2.0  # drafts and ages change without news of a run
 _AT_MOST_EVERY_S = 0.2
 
 
