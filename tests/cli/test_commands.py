@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -125,17 +126,12 @@ def test_a_uri_of_the_wrong_kind_is_told_what_one_looks_like(cli: Cli) -> None:
 
 def test_ctrl_c_has_no_traceback(process: Any) -> None:
     """Where it is no way to leave, it ends a command with exit code 130 and one line."""
-    waiting = process("runs", "--uri", "mongodb://127.0.0.1:1/?replicaSet=rs0&serverSelectionTimeoutMS=60000")
-    # It is past its imports, and so in the connection, when it sleeps in the loop's selector.
-    from tests.cli.conftest import until
-
-    def is_waiting() -> bool:
-        with open(f"/proc/{waiting.pid}/wchan") as file, open(f"/proc/{waiting.pid}/maps") as maps:
-            return "poll" in file.read() and "_cbson" in maps.read()
-
-    until(is_waiting)
-    waiting.send_signal(signal.SIGINT)
-    _, complaints = waiting.communicate(timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        waiting = process("runs", "--uri", f"mongodb://127.0.0.1:{mute.getsockname()[1]}/?directConnection=true&serverSelectionTimeoutMS=60000")
+        mute.settimeout(60)
+        mute.accept()[0].close()  # it is past its imports, and asks a server that does not answer
+        waiting.send_signal(signal.SIGINT)
+        _, complaints = waiting.communicate(timeout=60)
     assert (waiting.returncode, complaints) == (130, "mongo-durable: interrupted\n")
 
 

@@ -32,9 +32,10 @@ class Terminal:
         self.raw = ""
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        kept = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}  # the terminal says how wide it is
         command = [sys.executable, "-c", _TAKE_TERMINAL, *arguments]
         self.process = subprocess.Popen(
-            command, cwd=folder, env=dict(environment), stdin=slave, stdout=slave, stderr=slave, start_new_session=True, close_fds=True
+            command, cwd=folder, env=kept, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, close_fds=True
         )
         os.close(slave)
 
