@@ -15,7 +15,7 @@ from mongo_durable.cli.database import Database, Opened, Uri, complete_suspended
 from mongo_durable.cli.durations import duration
 from mongo_durable.cli.output import AsJson, age, complain, console, in_one_line, line, moment, print_json, printable
 from mongo_durable.cli.run_tree import terms_of
-from mongo_durable.errors import ConfigurationError, InvalidAnswer, RunNotSuspended, TokenInvalid
+from mongo_durable.errors import ConfigurationError, InvalidAnswer, RunNotSuspended, StaleGeneration, TokenInvalid
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -223,7 +223,7 @@ async def _shown(opened: Opened, run_id: str, grant: Grant | None, options: _Opt
         )
     for what, wanted, found in (("generation", options.generation, frontier.generation), ("digest", options.digest, frontier.digest)):
         if wanted is not None and wanted != found:
-            raise typer.BadParameter(f"--{what}: run {run_id} has {what} {found}")
+            raise StaleGeneration(f"run {run_id} has {what} {found}, not {wanted}", run_id=run_id, expected=wanted, found=found)
     return frontier, await client.draft(run_id, generation=frontier.generation)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -21,6 +22,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on showing it as it cha
 
 _LOOK_AGAIN_S = 2.0  # drafts and ages change without news of a run
 _AT_MOST_EVERY_S = 0.2
+_SHARE = 20  # without news, looking takes at most so small a part of the time, however much there is to read
 
 
 def watch(
@@ -84,12 +86,15 @@ async def _follow(opened: Opened, look: Callable[[Opened], Awaitable[T]], show: 
     wakeups = Wakeups(opened.endpoint)
     try:
         async with wakeups.listen() as listener:
+            took_s = 0.0
             while True:
-                await listener.wait(_LOOK_AGAIN_S)
+                await listener.wait(max(_LOOK_AGAIN_S, _SHARE * took_s))
+                begun = time.monotonic()
                 try:
                     await show(await look(opened))
                 except StoreUnavailable:
                     lost()  # an election, or a server that restarts: the next look may find it
+                took_s = time.monotonic() - begun
                 await asyncio.sleep(_AT_MOST_EVERY_S)  # many changes at once are one look
     finally:
         await wakeups.aclose()

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -102,18 +103,26 @@ def test_a_database_that_was_never_used_is_named(desk: Desk) -> None:
     assert "not set up" in ended.stderr
 
 
-def test_a_server_that_does_not_answer_is_given_up_soon(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def mute() -> Iterator[socket.socket]:
+    """A server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_server_that_does_not_answer_is_given_up_soon(cli: Cli, mute: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says what to look at. What the URI says about waiting stands."""
     from mongo_durable.cli import database
 
     monkeypatch.setattr(database, "_PATIENCE_S", 0.3)
-    for uri in ("mongodb://127.0.0.1:1/?replicaSet=rs0", "mongodb://127.0.0.1:1/?replicaSet=rs0&serverSelectionTimeoutMS=300"):
-        ended = cli("runs", "--uri", uri)
+    uri = f"mongodb://127.0.0.1:{mute.getsockname()[1]}/?replicaSet=rs0"
+    for given, is_ours in ((uri, True), (f"{uri}&serverSelectionTimeoutMS=300", False)):
+        ended = cli("runs", "--uri", given)
         assert ended.exit_code == 1
         assert "[store_unavailable]" in ended.stderr
         assert "mongo-durable dev" in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
-        assert ("within 0.3 s" in ended.stderr) == ("serverSelection" not in uri)
+        assert ("within 0.3 s" in ended.stderr) is is_ours
 
 
 def test_a_uri_of_the_wrong_kind_is_told_what_one_looks_like(cli: Cli) -> None:
@@ -124,12 +133,11 @@ def test_a_uri_of_the_wrong_kind_is_told_what_one_looks_like(cli: Cli) -> None:
         assert "mongodb://host:27017/?replicaSet=rs0" in ended.stderr
 
 
-def test_ctrl_c_has_no_traceback(process: Any) -> None:
+def test_ctrl_c_has_no_traceback(process: Any, mute: socket.socket) -> None:
     """Where it is no way to leave, it ends a command with exit code 130 and one line."""
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        waiting = process("runs", "--uri", f"mongodb://127.0.0.1:{mute.getsockname()[1]}/?directConnection=true&serverSelectionTimeoutMS=60000")
-        mute.settimeout(60)
-        mute.accept()[0].close()  # it is past its imports, and asks a server that does not answer
+    waiting = process("runs", "--uri", f"mongodb://127.0.0.1:{mute.getsockname()[1]}/?directConnection=true&serverSelectionTimeoutMS=60000")
+    mute.settimeout(60)
+    with mute.accept()[0]:  # it is past its imports, and waits for what this server says
         waiting.send_signal(signal.SIGINT)
         _, complaints = waiting.communicate(timeout=60)
     assert (waiting.returncode, complaints) == (130, "mongo-durable: interrupted\n")
@@ -152,9 +160,12 @@ def test_the_shell_completes_commands_and_runs(desk: Desk, typed: str, position:
     assert (ended.exit_code, ended.stdout.split()) == (0, expected), ended.output
 
 
-def test_completion_never_complains(desk: Desk) -> None:
+def test_completion_never_complains(desk: Desk, mute: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a URI, or with one that leads nowhere, there are no ids, and no message in the middle of what somebody types."""
-    for uri in (None, "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100", "http://"):
+    from mongo_durable.cli import database
+
+    monkeypatch.setattr(database, "_COMPLETION_S", 0.2)
+    for uri in (None, f"mongodb://127.0.0.1:{mute.getsockname()[1]}/?serverSelectionTimeoutMS=60000", "http://"):
         asked = {"_MONGO_DURABLE_COMPLETE": "complete_bash", "COMP_WORDS": "mongo-durable show a", "COMP_CWORD": "2", "MONGO_DURABLE_URI": uri}
         ended = desk.cli(**asked)
         assert (ended.exit_code, ended.output.strip()) == (0, "")
