@@ -11,6 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mongo_durable.approvals import check_proposal as check_proposal
+    from mongo_durable.approvals import proposal_digest as proposal_digest
     from mongo_durable.client import DurableClient as DurableClient
     from mongo_durable.client import RunHandle as RunHandle
     from mongo_durable.client import SyncDurableClient as SyncDurableClient
@@ -40,7 +42,9 @@ _HOMES = {
     "Runner": "mongo_durable.runner",
     "SigningKeys": "mongo_durable.engine.tokens",
     "SyncDurableClient": "mongo_durable.client",
+    "check_proposal": "mongo_durable.approvals",
     "current_activity": "mongo_durable.langgraph.current",
+    "proposal_digest": "mongo_durable.approvals",
 }
 
 __all__ = [
@@ -57,7 +61,9 @@ __all__ = [
     "SigningKeys",
     "SyncDurableClient",
     "__version__",
+    "check_proposal",
     "current_activity",
+    "proposal_digest",
 ]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -24,15 +25,18 @@ from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryRole
 from mongo_durable.protocol.values import Tagged, decode, encode
 from mongo_durable.snapshots import Draft, DraftAnswer, Frontier, Question, RunSnapshot, Utterance
-from mongo_durable.store import audit, drafts, events, forks, frontiers, heads, memory, runs, schema, waiting
+from mongo_durable.store import audit, drafts, events, forks, frontiers, heads, histories, memory, pruning, runs, schema, waiting
 from mongo_durable.store.audit import Refusal
 from mongo_durable.store.connection import DEFAULT_DATABASE, Connection, Endpoint
 from mongo_durable.store.documents import Answerer, Resolution, RunHead, RunLimit, StoredFrontier
+from mongo_durable.store.pruning import PrunedRun
+from mongo_durable.store.sealing import SEALED_TYPE
 from mongo_durable.store.wakeups import Wakeups
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from mongo_durable.encryption import Cipher
     from mongo_durable.engine.authorizing import Authorize
     from mongo_durable.langgraph.codec import Codec
 
@@ -69,6 +73,7 @@ class DurableClient:
         authorize: Says who may answer what; asked for each answer of this client before anything is stored. See `AnswerRequest`.
         signing_keys: For resume tokens; None takes `MONGO_DURABLE_SIGNING_KEYS`.
         channel: By what way this client's answers are recorded to have come; the command line says "cli".
+        cipher: As the App has it; without its keys, values that it encrypted are shown as they are stored, and no encrypted question can be answered.
     """
 
     def __init__(
@@ -78,21 +83,26 @@ class DurableClient:
         database: str | None = None,
         client: Any = None,
         codec: Codec | None = None,
+        cipher: Cipher | None = None,
         authorize: Authorize | None = None,
         signing_keys: SigningKeys | None = None,
         channel: AnswerChannel = AnswerChannel.CLIENT,
     ) -> None:
         found = uri or (os.environ.get("MONGO_DURABLE_URI") if client is None else None)
         self._database = database or os.environ.get("MONGO_DURABLE_DATABASE", DEFAULT_DATABASE)
-        self._endpoint = Endpoint(found, self._database, client)
+        self._endpoint = Endpoint(found, self._database, client, cipher)
         self._codec = codec
         self._rules = Rules(authorize=authorize, decode=self.decode)
-        self._signing_keys = signing_keys if signing_keys is not None else SigningKeys.from_environment()
+        self._signing_keys = signing_keys
         self._channel = channel
         self._wakeups: Wakeups | None = None
 
     async def __aenter__(self) -> Self:
-        await self._connection()
+        try:
+            await self._connection()
+        except BaseException:
+            await self.aclose()  # there will be no __aexit__
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -180,17 +190,24 @@ class DurableClient:
         version: str | None = None,
         thread_id: str | None = None,
         limit: int = 100,
+        after: str | None = None,
     ) -> list[RunSnapshot]:
-        """Runs, newest first, without their outputs."""
+        """Runs, newest first, without their outputs.
+
+        Args:
+            after: `RunSnapshot.cursor` of the last one of the page before: what was submitted meanwhile moves no page.
+        """
         if status is not None and status not in list(RunStatus):
             raise ConfigurationError(f"status is one of {', '.join(RunStatus)}, not {status!r}")
         connection = await self._connection()
-        found = await heads.listing(connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit)
+        found = await heads.listing(
+            connection, status=status, workflow=workflow, version=version, thread_id=thread_id, limit=limit, after=_cursor(after)
+        )
         return await self._listed(found)
 
-    async def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    async def unserved_runs(self, *, limit: int = 100, after: str | None = None) -> list[RunSnapshot]:
         """Runs that could go on, but whose workflow and version no live runner serves; the oldest first, without their outputs."""
-        return await self._listed(await waiting.unserved(await self._connection(), limit))
+        return await self._listed(await waiting.unserved(await self._connection(), limit, _cursor(after)))
 
     async def _listed(self, found: list[RunHead]) -> list[RunSnapshot]:
         reasons = await waiting.reasons(await self._connection(), found)
@@ -221,14 +238,22 @@ class DurableClient:
         run_id: str | None = None,
         audience: str | None = None,
         limit: int = 1000,
+        after: str | None = None,
     ) -> list[Frontier]:
         """Frontiers that wait for answers, oldest first.
 
         Args:
             audience: Those with a question that this audience is asked now; a second audience from the time of escalation on.
+            after: `Frontier.cursor` of the last one of the page before.
         """
         found = await frontiers.open_frontiers(
-            await self._connection(), workflow=workflow, thread_id=thread_id, run_id=run_id, audience=audience, limit=limit
+            await self._connection(),
+            workflow=workflow,
+            thread_id=thread_id,
+            run_id=run_id,
+            audience=audience,
+            limit=limit,
+            after=_cursor(after),
         )
         return [self._frontier(each) for each in found]
 
@@ -379,6 +404,8 @@ class DurableClient:
 
     def _keys(self) -> SigningKeys:
         if self._signing_keys is None:
+            self._signing_keys = SigningKeys.from_environment()
+        if self._signing_keys is None:
             raise ConfigurationError(f"resume tokens need a key to sign with: give DurableClient(signing_keys=…) or set {KEYS_VARIABLE}")
         return self._signing_keys
 
@@ -412,6 +439,41 @@ class DurableClient:
         """
         await runs.retry(await self._connection(), run_id)
         return await self.get_run(run_id)
+
+    async def prune(
+        self,
+        *,
+        older_than: timedelta,
+        status: str | None = None,
+        workflow: str | None = None,
+        thread_id: str | None = None,
+        batch: int = 500,
+        dry_run: bool = False,
+        on_run: Callable[[PrunedRun], None] | None = None,
+    ) -> list[str]:
+        """Remove runs that ended long ago, with everything they own; oldest first, a few documents at a time. A run that has not ended stays, and so
+        does what a later turn of its thread, or a fork, starts from: the thread's newest committed state.
+
+        A call that was killed is continued by the next one.
+
+        Args:
+            older_than: How long ago they ended at least, by the server's clock.
+            status: completed, failed, diverged or cancelled; None: all of these.
+            batch: Documents a transaction.
+            dry_run: Remove nothing.
+            on_run: Told of each run when it is gone.
+
+        Returns:
+            Ids of the runs that were removed, or with `dry_run` would be.
+        """
+        selection = pruning.Selection(older_than=older_than, status=status, workflow=workflow, thread_id=thread_id)
+        removed: list[str] = []
+        async with aclosing(pruning.prune(await self._connection(), selection, batch=batch, is_dry_run=dry_run)) as found:
+            async for each in found:
+                removed.append(each.run_id)
+                if on_run is not None:
+                    on_run(each)
+        return removed
 
     async def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> RunHandle:
         """Make a new run that replays the beginning of a run and runs the rest anew, on a thread of its own.
@@ -455,6 +517,18 @@ class DurableClient:
                 return
             await asyncio.sleep(_FOLLOW_S)
 
+    async def export(self, run_id: str) -> AsyncIterator[str]:
+        """The whole history of a run as lines of JSON, without line ends, one event at a time; several runs may go into one file.
+
+        `mongo_durable.replaying.replay_history` replays them without a database.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        async with aclosing(histories.lines(await self._connection(), run_id)) as lines:
+            async for line in lines:
+                yield line
+
     async def transcript(self, thread_id: str) -> list[Utterance]:
         """The conversation of a thread, in order: inputs, model answers, tool results, human answers. What a run adds is there when it rests."""
         found = await memory.transcript(await self._connection(), thread_id)
@@ -491,7 +565,12 @@ class DurableClient:
 
     def decode(self, plain: Any) -> Any:
         """The application value of a plain value."""
-        return self._codec.decode(plain) if self._codec is not None else decode(plain, revive=_revive)
+        return decode(plain, revive=self._revive)
+
+    def _revive(self, tagged: Tagged) -> object:
+        if self._codec is not None and tagged.type != SEALED_TYPE:
+            return self._codec.revive(tagged)
+        return _revive(tagged)
 
     def _snapshot(self, head: RunHead, frontier: Frontier | None, reasons: Mapping[str, str], *, has_output: bool = True) -> RunSnapshot:
         return RunSnapshot(
@@ -549,6 +628,10 @@ class DurableClient:
         return replace(event, value=self.decode(event.value), data=data)
 
 
+def _cursor(after: str | None) -> heads.Cursor | None:
+    return heads.Cursor.parse(after) if after is not None else None
+
+
 def _convert(value: object) -> Tagged | None:
     # LangChain is imported only when a value is one of its objects.
     if type(value).__module__.partition(".")[0] in ("langchain_core", "langgraph"):
@@ -559,7 +642,7 @@ def _convert(value: object) -> Tagged | None:
 def _revive(tagged: Tagged) -> object:
     if tagged.type.partition(":")[0] in ("langchain", "langgraph"):
         return _default_codec().revive(tagged)
-    return tagged  # a type that only the application knows: shown as it is stored
+    return tagged  # encrypted, or of a type that only the application knows: shown as it is stored
 
 
 def _default_codec() -> Codec:
@@ -601,9 +684,9 @@ class SyncDurableClient:
         """See `DurableClient.list_runs`."""
         return self._call(self._client.list_runs(**options))
 
-    def unserved_runs(self, *, limit: int = 100) -> list[RunSnapshot]:
+    def unserved_runs(self, **options: Any) -> list[RunSnapshot]:
         """See `DurableClient.unserved_runs`."""
-        return self._call(self._client.unserved_runs(limit=limit))
+        return self._call(self._client.unserved_runs(**options))
 
     def wait(self, run_id: str, *, timeout: float | None = None) -> RunSnapshot:
         """See `DurableClient.wait`."""
@@ -657,6 +740,10 @@ class SyncDurableClient:
         """See `DurableClient.retry`."""
         return self._call(self._client.retry(run_id))
 
+    def prune(self, *, older_than: timedelta, **options: Any) -> list[str]:
+        """See `DurableClient.prune`."""
+        return self._call(self._client.prune(older_than=older_than, **options))
+
     def fork(self, run_id: str, *, at: int | str, new_run_id: str | None = None) -> SyncRunHandle:
         """See `DurableClient.fork`."""
         return SyncRunHandle(self, self._call(self._client.fork(run_id, at=at, new_run_id=new_run_id)).run_id)
@@ -671,7 +758,13 @@ class SyncDurableClient:
 
     def events(self, run_id: str, *, follow: bool = False) -> Iterator[Event]:
         """See `DurableClient.events`."""
-        stream = self._client.events(run_id, follow=follow)
+        return self._each(self._client.events(run_id, follow=follow))
+
+    def export(self, run_id: str) -> Iterator[str]:
+        """See `DurableClient.export`."""
+        return self._each(self._client.export(run_id))
+
+    def _each(self, stream: AsyncIterator[T]) -> Iterator[T]:
         while True:
             try:
                 yield self._call(_next(stream))

@@ -33,14 +33,18 @@
     │   ├── ActivityFailed
     │   ├── InterruptExpired
     │   ├── ProposalChanged
+    │   ├── UnusableAnswer
     │   └── UnknownOutcome
     ├── AttemptOver                 this process is no longer the attempt; it may write nothing more
     │   ├── Superseded
     │   ├── LeaseLost
     │   ├── Draining
-    │   └── CancelRequested
+    │   ├── CancelRequested
+    │   └── HistoryEnded
     └── StoreError                  about the database
         ├── StoreUnavailable
+        ├── NotPermitted
+        ├── DecryptionFailed
         ├── CommitUnknown
         └── CorruptHistory
 
@@ -61,6 +65,7 @@ class DurableError(Exception):
         code: Stable machine-readable name of the class, in snake case.
         run_id: The run that it is about, or None.
         retryable: Whether the same call may succeed later without a change by the caller.
+        fields: What the class names besides, such as `expected` and `found`.
     """
 
     code: ClassVar[str] = "durable_error"
@@ -73,7 +78,7 @@ class DurableError(Exception):
     def __init__(self, message: str | None = None, *, run_id: str | None = None, **fields: Any) -> None:
         self.message = message or " ".join(inspect.cleandoc(type(self).__doc__ or type(self).__name__).partition("\n\n")[0].split())
         self.run_id = run_id
-        self._fields = fields
+        self.fields = fields
         for name, value in fields.items():
             setattr(self, name, value)
         super().__init__(self.message)
@@ -83,7 +88,7 @@ class DurableError(Exception):
         return f"{self.message}{where} [{self.code}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.run_id, self._fields)
+        return _rebuild, (type(self), self.message, self.run_id, self.fields)
 
     def with_run(self, run_id: str) -> Self:
         """Name the run that this error is about, where the raiser could not know it."""
@@ -359,6 +364,24 @@ class ProposalChanged(RunError):
     found: str
 
 
+class UnusableAnswer(RunError):
+    """An answer that fits its question's JSON Schema is refused by the model of the code that asked: it is stored, and the run has failed.
+
+    Attributes:
+        activity_id: The question.
+        name: Its name.
+        errors: One text per fault, each with its path.
+    """
+
+    activity_id: str
+    name: str
+    errors: list[str]
+
+
+OF_THE_CODE = (ActivityFailed, InterruptExpired, ProposalChanged)
+"""Raised where application code runs, for it to handle: a failure of its activity like any other exception. All our other errors end the attempt."""
+
+
 class AttemptOver(DurableError):
     """This attempt has ended; nothing more is written under its fence."""
 
@@ -379,6 +402,10 @@ class CancelRequested(AttemptOver):
     """The run is to be cancelled: its attempt stops at the next durable call and ends it."""
 
 
+class HistoryEnded(AttemptOver):
+    """A replay that executes nothing has come to the end of its history."""
+
+
 class StoreError(DurableError):
     """MongoDB did not do what was asked."""
 
@@ -387,6 +414,32 @@ class StoreUnavailable(StoreError):
     """MongoDB cannot be reached. You may not conclude that the write was not applied."""
 
     retryable = True
+
+
+class NotPermitted(StoreError):
+    """The database user may not do this: give it a role that allows it (`mongo-durable init --roles` makes them).
+
+    What was refused was not done. What the same call did before it stands.
+
+    Attributes:
+        action: MongoDB's name of what was refused (`insert`, `changeStream`, …), or None where the server did not say.
+        collection: What it was to be done on, or None.
+        roles: The roles of mongo_durable that allow it, the weakest first; empty for what only an admin does.
+    """
+
+    action: str | None = None
+    collection: str | None = None
+    roles: list[str] = []  # noqa: RUF012 - never changed; an instance has its own
+
+
+class DecryptionFailed(StoreError):
+    """A stored value is encrypted, and this process does not have the key for it, or the value was changed.
+
+    Attributes:
+        key_id: Id of the key that the value names.
+    """
+
+    key_id: str
 
 
 class CommitUnknown(StoreError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from mongo_durable.errors import RunFailed
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store.documents import Resolution
+from mongo_durable.store.heads import Cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,11 @@ class Frontier:
     entries: tuple[Question, ...]
     opened_at: datetime | None
     expires_at: datetime | None
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands in a listing: `after=` of the next page."""
+        return str(Cursor(self.opened_at or datetime.min.replace(tzinfo=UTC), f"{self.run_id}/{self.generation}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,11 @@ class RunSnapshot:
     priority: int = 0
     available_at: datetime | None = None
     deadline_at: datetime | None = None
+
+    @property
+    def cursor(self) -> str:
+        """Where it stands in a listing: `after=` of the next page."""
+        return str(Cursor(self.submitted_at or datetime.min.replace(tzinfo=UTC), self.run_id))
 
     @property
     def is_ended(self) -> bool:

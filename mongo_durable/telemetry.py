@@ -7,6 +7,7 @@ like those of the metrics and the extra fields of log records, are names and ids
 |---|---|---|
 | mongo_durable.attempts | attempts begun | workflow |
 | mongo_durable.runs.ended | runs that an attempt here has ended | workflow, status |
+| mongo_durable.runs.pruned | runs that a runner here has pruned | workflow |
 | mongo_durable.activities | activities that the code reached | kind, how: executed or replayed |
 | mongo_durable.activity.duration | seconds in the body of an activity | kind, outcome |
 | mongo_durable.frontier.age | seconds from a frontier's opening to its answers or its expiry | status |

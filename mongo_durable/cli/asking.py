@@ -42,7 +42,7 @@ class Form:
 
     def answer(self, question: Question) -> Any:
         """The answer to a question: one that fits its schema."""
-        from mongo_durable.engine.resolving import schema_faults
+        from mongo_durable.engine.schemas import schema_faults
 
         schema = question.response_schema
         while True:
@@ -230,7 +230,7 @@ class _Asking(Form):
                 return found
 
     def _fits(self, schema: Schema, value: Any) -> bool:
-        from mongo_durable.engine.resolving import schema_faults
+        from mongo_durable.engine.schemas import schema_faults
 
         # References in it lie in the root, so it stands there.
         definitions = {key: self._root[key] for key in ("$defs", "definitions") if isinstance(self._root, Mapping) and key in self._root}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mongo_durable.cli import demo, dev, doctor, frontiers, resolve, runner, runs, schema
+from mongo_durable.cli import demo, dev, doctor, export, frontiers, mongosh, prune, replay, resolve, runner, runs, schema
 from mongo_durable.cli.database import what_to_do
 from mongo_durable.cli.output import complain
 from mongo_durable.errors import DurableError
@@ -70,3 +70,7 @@ app.command("token")(resolve.token)
 app.command("cancel")(runs.cancel)
 app.command("retry")(runs.retry)
 app.command("doctor")(doctor.doctor)
+app.command("mongosh-script")(mongosh.mongosh_script)
+app.command("export")(export.export)
+app.command("replay")(replay.replay)
+app.command("prune")(prune.prune)

@@ -70,15 +70,17 @@ def with_database(uri: str | None, database: str | None, work: Callable[[Opened]
 
     async def connected() -> T:
         from mongo_durable.client import DurableClient
+        from mongo_durable.encryption import cipher_from_environment
         from mongo_durable.protocol.frontier import AnswerChannel
         from mongo_durable.store.connection import DEFAULT_DATABASE, Endpoint
 
         name = database or DEFAULT_DATABASE
-        endpoint = Endpoint(given, name)
+        cipher = cipher_from_environment()
+        endpoint = Endpoint(given, name, cipher=cipher)
         try:
             connection = endpoint.connection()
             # One connection for both: the client uses it as an application's own.
-            client = DurableClient(given, client=connection.client, database=name, channel=AnswerChannel.CLI)
+            client = DurableClient(given, client=connection.client, database=name, channel=AnswerChannel.CLI, cipher=cipher)
             await _reach(connection, _patience_s(given))
             async with client:
                 try:

@@ -21,6 +21,9 @@ def demo(
         str | None, typer.Option(metavar="PROVIDER:NAME", help="A real chat model, by LangChain's init_chat_model.", show_default=False)
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="A deep agent with two sub-agents; needs mongo_durable[deepagents].")] = False,
+    procurement: Annotated[
+        bool, typer.Option("--procurement", help="Purchases that people have to approve, with everything that can go wrong.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's database; needs --uri.")] = False,
 ) -> None:
     """Run an agent whose workers are killed twice, and prove that it still buys exactly one desk.
@@ -30,11 +33,13 @@ def demo(
     if keep and not uri:
         raise typer.BadParameter(f"--keep needs --uri (or {URI_VARIABLE}): the throwaway replica set goes with the demo")
 
-    if deep and model is not None:
-        raise typer.BadParameter("--deep has scripted models of its own: leave --model out")
+    if deep and procurement:
+        raise typer.BadParameter("--deep and --procurement are two stories: tell one after the other")
+    if model is not None and (deep or procurement):
+        raise typer.BadParameter("--deep and --procurement have no use for a model: leave --model out")
     if deep and importlib.util.find_spec("deepagents") is None:
         raise ConfigurationError("demo --deep needs the package deepagents: install mongo_durable[deepagents]")
-    from mongo_durable.demo import deep_story
+    from mongo_durable.demo import deep_story, procurement_story
     from mongo_durable.demo.story import tell
 
     if model is not None:
@@ -50,7 +55,11 @@ def demo(
 
             out.print("starting a throwaway replica set", style="dim")
             uri = stack.enter_context(DevMongo())
-        found = asyncio.run(deep_story.tell(out, uri, is_kept=keep) if deep else tell(out, uri, model=model, is_kept=keep))
+        if procurement:
+            telling = procurement_story.tell(out, uri, is_kept=keep)
+        else:
+            telling = deep_story.tell(out, uri, is_kept=keep) if deep else tell(out, uri, model=model, is_kept=keep)
+        found = asyncio.run(telling)
     for fault in found:
         complain(f"not as claimed: {fault}")
     if found:

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mongo_durable.cli.database import Database, Opened, Uri, complete_suspended_run, with_database
-from mongo_durable.cli.output import AsJson, age, console, in_brief, in_one_line, line, moment, print_json, print_json_line, printable
+from mongo_durable.cli.output import (
+    After,
+    AsJson,
+    age,
+    console,
+    in_brief,
+    in_one_line,
+    line,
+    moment,
+    print_json,
+    print_json_line,
+    printable,
+    say_next,
+)
 from mongo_durable.cli.run_tree import terms_of
 from mongo_durable.cli.watching import Watch, watch
 
@@ -39,6 +52,7 @@ def list_frontiers(
         str | None, typer.Option(metavar="RUN", help="Of this run only.", show_default=False, autocompletion=complete_suspended_run)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
+    after: After = None,
     is_watched: Watch = False,
     as_json: AsJson = False,
     uri: Uri = None,
@@ -50,7 +64,7 @@ def list_frontiers(
     """
 
     async def look(opened: Opened) -> _Shown:
-        found = await opened.client.open_frontiers(workflow=workflow, thread_id=thread, run_id=run, audience=audience, limit=limit)
+        found = await opened.client.open_frontiers(workflow=workflow, thread_id=thread, run_id=run, audience=audience, limit=limit, after=after)
         drafts = await opened.client.open_drafts(found)
         return _Shown(found, {(each.run_id, each.generation): each for each in drafts})
 
@@ -63,6 +77,8 @@ def list_frontiers(
         return await look(opened), opened.nothing("nothing waits for an answer")
 
     shown, nothing = with_database(uri, database, once)
+    if len(shown.frontiers) == limit:
+        say_next(shown.frontiers[-1].cursor)
     if as_json:
         print_json([_as_document(each, shown.drafts.get((each.run_id, each.generation))) for each in shown.frontiers])
         return
@@ -75,7 +91,7 @@ def list_frontiers(
 
 
 def _as_document(frontier: Frontier, draft: Draft | None) -> dict[str, Any]:
-    return {**{each.name: getattr(frontier, each.name) for each in fields(frontier)}, "draft": draft}
+    return {**{each.name: getattr(frontier, each.name) for each in fields(frontier)}, "cursor": frontier.cursor, "draft": draft}
 
 
 def _drawn(shown: _Shown) -> Group:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+After = Annotated[str | None, typer.Option(metavar="CURSOR", help="The next page: behind this, which the last page named.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 _WIDTH_WITHOUT_TERMINAL = 220
@@ -77,6 +78,11 @@ class JsonLines(logging.Formatter):
 def complain(message: str) -> None:
     """Say on stderr what is wrong."""
     typer.echo(f"mongo-durable: {message}", err=True)
+
+
+def say_next(cursor: str) -> None:
+    """Say on stderr how to see what follows on a full page."""
+    typer.echo(f"there may be more: --after {printable(cursor)}", err=True)
 
 
 def print_json(value: Any) -> None:

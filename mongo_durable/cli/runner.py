@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from mongo_durable.cli.applications import load
 from mongo_durable.cli.database import DATABASE_VARIABLE, URI_VARIABLE, Database, Uri
+from mongo_durable.cli.durations import duration
 from mongo_durable.cli.output import JsonLines
 from mongo_durable.cli.progress import OnConsole, progress_console, shown
-
-if TYPE_CHECKING:
-    from mongo_durable.langgraph.app import App
 
 RELEASED = 3
 """Exit code: stopped, and some attempts were given back at the deadline; other runners go on with them."""
@@ -33,6 +31,12 @@ def runner(
     ] = None,
     lease: Annotated[float, typer.Option(min=1.0, help="Seconds that this process may be silent before others take its runs over.")] = 10.0,
     grace: Annotated[float, typer.Option(min=0.0, help="Seconds that running attempts get to end when the process is told to stop.")] = 10.0,
+    retention: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Prune runs of a workflow so long after their end, such as 30d. May be repeated.", metavar="WORKFLOW=AGE", show_default=False
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR; DEBUG names each activity.")] = "INFO",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line, with run_id, fence and position.")] = False,
     uri: Uri = None,
@@ -44,6 +48,7 @@ def runner(
     deadline. Either way other runners go on with the runs at once. A terminal shows what is executed now, and what the attempts before came to.
     """
     limits = _limits(workflow_concurrency or [])
+    kept = _ages(retention or [])
     for variable, value in ((URI_VARIABLE, uri), (DATABASE_VARIABLE, database)):
         if value:
             os.environ[variable] = value  # where an App looks that names none itself
@@ -55,14 +60,12 @@ def runner(
     handler.setFormatter(JsonLines() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pymongo").setLevel(max(level, logging.WARNING))  # its DEBUG writes every command with its values
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
-    loaded = [_load(each) for each in apps]
+    loaded = load(apps)
 
     from mongo_durable.runner import Runner
 
     async def work() -> bool:
-        executing = Runner(loaded, concurrency=concurrency, workflow_concurrency=limits, lease=timedelta(seconds=lease))
+        executing = Runner(loaded, concurrency=concurrency, workflow_concurrency=limits, retention=kept, lease=timedelta(seconds=lease))
         async with shown(executing, out) if out is not None else nullcontext():
             return await executing.run_forever(timedelta(seconds=grace))
 
@@ -80,28 +83,11 @@ def _limits(given: list[str]) -> dict[str, int]:
     return limits
 
 
-def _load(target: str) -> App:
-    """The App that `target` names.
-
-    Raises:
-        typer.BadParameter: It names none. An error inside the module itself is raised as it is, with its traceback.
-    """
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute or module_name.startswith("."):
-        raise typer.BadParameter(f"{target!r} is not of the form package.module:app")
-    try:
-        found = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise typer.BadParameter(f"{target!r}: there is no module {error.name!r} (looked in {os.getcwd()} and on the Python path)") from None
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise typer.BadParameter(f"{target!r}: module {module_name!r} has no {attribute!r}")
-        found = getattr(found, part)
-
-    from mongo_durable.langgraph.app import App
-
-    if not isinstance(found, App):
-        raise typer.BadParameter(f"{target!r} is of type {type(found).__name__}, not a mongo_durable App")
-    return found
+def _ages(given: list[str]) -> dict[str, timedelta]:
+    ages = {}
+    for each in given:
+        workflow, equals, age = each.rpartition("=")
+        if not equals or not workflow:
+            raise typer.BadParameter(f"--retention is WORKFLOW=AGE, not {each!r}")
+        ages[workflow] = duration(age, "--retention")
+    return ages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mongo_durable.cli.database import Database, Opened, Uri, complete_run, with_database
-from mongo_durable.cli.output import STYLES, AsJson, age, complain, console, moment, print_json, print_json_line, printable
+from mongo_durable.cli.output import STYLES, After, AsJson, age, complain, console, moment, print_json, print_json_line, printable, say_next
 from mongo_durable.cli.run_tree import Story, run_tree, waits_for
 from mongo_durable.cli.watching import Watch, watch
 
@@ -29,6 +29,7 @@ def list_runs(
     version: Annotated[str | None, typer.Option(help="Of this version of it only.", show_default=False)] = None,
     thread: Annotated[str | None, typer.Option(help="Of this thread only.", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    after: After = None,
     unserved: Annotated[bool, typer.Option("--unserved", help="Only those that no live runner serves, the oldest first.")] = False,
     is_watched: Watch = False,
     as_json: AsJson = False,
@@ -37,12 +38,12 @@ def list_runs(
 ) -> None:
     """List runs, newest first. With --watch and --json each change is one JSON object on a line of its own."""
     if unserved and (status or workflow or version or thread):
-        raise typer.BadParameter("--unserved goes with --limit alone")
+        raise typer.BadParameter("--unserved goes with --limit and --after alone")
 
     async def work(opened: Opened) -> list[RunSnapshot]:
         if unserved:
-            return await opened.client.unserved_runs(limit=limit)
-        return await opened.client.list_runs(status=status, workflow=workflow, version=version, thread_id=thread, limit=limit)
+            return await opened.client.unserved_runs(limit=limit, after=after)
+        return await opened.client.list_runs(status=status, workflow=workflow, version=version, thread_id=thread, limit=limit, after=after)
 
     if is_watched:
         is_live = console().is_interactive and not as_json
@@ -53,6 +54,8 @@ def list_runs(
         return await work(opened), opened.nothing("no run matches")
 
     found, nothing = with_database(uri, database, once)
+    if len(found) == limit:
+        say_next(found[-1].cursor)
     if as_json:
         print_json([_listed(each) for each in found])
     elif not found:
@@ -63,7 +66,7 @@ def list_runs(
 
 def _listed(run: RunSnapshot) -> dict[str, Any]:
     # A listing has no outputs and no questions: leave out what would read as "none".
-    return {name: value for name, value in _fields(run).items() if name not in ("output", "frontier")}
+    return {**{name: value for name, value in _fields(run).items() if name not in ("output", "frontier")}, "cursor": run.cursor}
 
 
 def _table(found: list[RunSnapshot]) -> Table:

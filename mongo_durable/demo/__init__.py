@@ -1,6 +1,7 @@
-"""The demo: a purchase agent whose worker processes are killed, and which still buys exactly one desk.
+"""The demo: agents and workflows whose worker processes are killed, and which still do everything exactly once.
 
-agent.py and model.py are what a user of the library writes; shop.py is the outside world, which keeps its own account of what was done to it;
-worker.py is the process that is killed; story.py does the killing; proof.py compares the outside world's account with the history in MongoDB.
-research.py and deep_story.py are the same with a deep agent (`--deep`).
+agent.py and model.py (a purchase agent), research.py (a deep agent, `--deep`) and procurement.py (approvals, `--procurement`) are what a user of the
+library writes. shop.py and supplier.py are the outside world, which keeps its own account of what was done to it. worker.py is the process that is
+killed; story.py, deep_story.py and procurement_story.py do the killing, with what telling.py and workers.py give to all of them; they and proof.py
+compare the outside world's account with the history in MongoDB.
 """

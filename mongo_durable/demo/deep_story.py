@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from mongo_durable.demo.proof import Process, last_message
+from mongo_durable.demo.proof import last_message
 from mongo_durable.demo.shop import EffectLine, Shop
-from mongo_durable.demo.story import LEASE_S, PATIENCE_S, Telling, ended, on_a_stage
+from mongo_durable.demo.telling import LEASE_S, PATIENCE_S, Process, Telling, ended, on_a_stage, table_of
 from mongo_durable.demo.worker import HOLDING
-from mongo_durable.demo.workers import DemoFailed, Workers
+from mongo_durable.demo.workers import DemoFailed
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import Timeline, timeline
@@ -49,21 +49,22 @@ async def tell(console: Console, uri: str, *, is_kept: bool = False) -> list[str
     Returns:
         What is not as claimed; empty if everything is.
     """
-    async with on_a_stage(console, uri, WORKFLOW, is_kept=is_kept) as stage:
-        account = await _tell(Telling(stage, PATIENCE_S))
+    run_id = f"{WORKFLOW}-{secrets.token_hex(3)}"
+    async with on_a_stage(console, uri, f"show {run_id}", is_kept=is_kept) as stage:
+        account = await _tell(Telling(stage), run_id)
         found = faults(account)
         _print_account(console, account, found)
     return found
 
 
-async def _tell(telling: Telling) -> Account:
+async def _tell(telling: Telling, run_id: str) -> Account:
     stage = telling.stage
-    async with Workers(stage.uri, stage.connection.database.name, stage.folder, LEASE_S, None, is_deep=True) as workers:
-        await stage.client.submit(WORKFLOW, {"messages": [{"role": "user", "content": REQUEST}]}, run_id=stage.run_id)
-        telling.say(f"a client submits run {stage.run_id}: “{REQUEST}”")
+    async with stage.workers("research") as workers:
+        await stage.client.submit(WORKFLOW, {"messages": [{"role": "user", "content": REQUEST}]}, run_id=run_id)
+        telling.say(f"a client submits run {run_id}: “{REQUEST}”")
 
         a = await telling.start(workers, "A")
-        suspended = await a.until("the question", stage.client.wait(stage.run_id), PATIENCE_S)
+        suspended = await a.until("the question", stage.client.wait(run_id), PATIENCE_S)
         if suspended.frontier is None:
             raise DemoFailed(f"the run is {suspended.status} instead of waiting for approval: {suspended.error}")
         telling.say("two sub-agents work at once: market searches and reports; survey wants to buy a report, and a person has to approve it")
@@ -80,14 +81,14 @@ async def _tell(telling: Telling) -> Account:
 
         c = await telling.start(workers, "C")
         telling.say(f"once B's lease of {LEASE_S:g} s is over, C takes the run over, and runs the idempotent tool again with the same key")
-        snapshot = await c.until("the end of the run", stage.client.wait(stage.run_id), PATIENCE_S)
+        snapshot = await c.until("the end of the run", stage.client.wait(run_id), PATIENCE_S)
         telling.say(f"the run is {snapshot.status}" + (f": “{last_message(snapshot.output)}”" if snapshot.output is not None else ""))
         await c.stop()
         processes = [ended(worker) for worker in (a, b, c)]
     return Account(
         snapshot=snapshot,
-        timeline=timeline(await stage.client.history(stage.run_id)),
-        effects=Shop(stage.folder / "effects").lines(),
+        timeline=timeline(await stage.client.history(run_id)),
+        effects=Shop(stage.outside).lines(),
         workers=processes,
     )
 
@@ -117,9 +118,7 @@ def faults(account: Account) -> list[str]:
 
 
 def _print_account(console: Console, account: Account, found: list[str]) -> None:
-    table = Table(title="\nThe timeline", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("attempt", "where", "kind", "what", "outcome"):
-        table.add_column(name, overflow="fold")
+    table = table_of("The timeline", "attempt", "where", "kind", "what", "outcome")
     for attempt in account.timeline.attempts:
         if attempt.recorded:
             table.add_row(str(attempt.fence), "", "", Text(f"{len(attempt.recorded)} outcomes taken from the history"), "")

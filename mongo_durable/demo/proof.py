@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mongo_durable.demo.shop import EffectLine
+from mongo_durable.demo.telling import Process
 from mongo_durable.protocol.events import ActivityKind, RunStatus
 from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import AttemptLine, Timeline
@@ -16,15 +17,6 @@ from mongo_durable.timeline import AttemptLine, Timeline
 MODEL = "model"
 KILLED_INSIDE = "place_order"
 ASKS = "request_approval"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """A worker process that has ended."""
-
-    name: str
-    pid: int
-    exit_code: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +111,17 @@ def _process_faults(account: Account) -> list[str]:
     if len(attempts) != 3:
         return [*found, f"there are {len(attempts)} attempts, not 3"]
     for attempt, worker, ending in zip(attempts, account.workers, ("suspended", None, "completed"), strict=True):
-        if worker_of(attempt, account) != worker:
+        if worker_of(attempt, account.workers) != worker:
             found.append(f"attempt {attempt.fence} is of {attempt.owner}, not of worker {worker.name} (process {worker.pid})")
         if attempt.ending != ending:
             found.append(f"attempt {attempt.fence} ended as {attempt.ending}, not as {ending}")
     return found
 
 
-def worker_of(attempt: AttemptLine, account: Account) -> Process | None:
+def worker_of(attempt: AttemptLine, workers: Sequence[Process]) -> Process | None:
     """The worker process that made an attempt: an owner's name ends in its process id and a random part."""
     _, pid, _ = attempt.owner.rsplit("-", 2)
-    return next((worker for worker in account.workers if str(worker.pid) == pid), None)
+    return next((worker for worker in workers if str(worker.pid) == pid), None)
 
 
 def _effect_faults(account: Account) -> list[str]:

@@ -16,6 +16,9 @@ from mongo_durable.errors import DurableError
 
 T = TypeVar("T")
 
+OUTSIDE = "outside"
+"""Name of the file that plays the outside world, in the folder of a stage."""
+
 _LOG_LINES = 15
 
 
@@ -90,20 +93,18 @@ class Worker:
 
 
 class Workers:
-    """Starts workers, and lets none outlive the block."""
+    """Starts workers, and lets none outlive the block.
 
-    def __init__(self, uri: str, database: str, folder: Path, lease_s: float, model: str | None, *, is_deep: bool = False) -> None:
+    Args:
+        folder: For the file that plays the outside world, and for the workers' logs.
+        agent, arguments: Of `python -m mongo_durable.demo.worker`.
+    """
+
+    def __init__(self, uri: str, database: str, folder: Path, lease_s: float, agent: str, *arguments: str) -> None:
         # The environment, not the command line, which every user of the machine can read: a URI may hold a password.
         self._environment = {**os.environ, "MONGO_DURABLE_URI": uri, "MONGO_DURABLE_DATABASE": database}
         self._folder = folder
-        self._arguments = [
-            "--shop",
-            str(folder / "effects"),
-            "--lease",
-            str(lease_s),
-            *(["--model", model] if model is not None else []),
-            *(["--deep"] if is_deep else []),
-        ]
+        self._arguments = [agent, "--outside", str(folder / OUTSIDE), "--lease", str(lease_s), *arguments]
         self._ends = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -113,7 +114,7 @@ class Workers:
         await self._ends.aclose()
 
     async def start(self, name: str, *, hold: str | None = None) -> Worker:
-        """Start a worker; with `hold`, one whose tool of this name never returns."""
+        """Start a worker; with `hold`, one whose effect of this name never returns."""
         log = self._folder / f"worker-{name}.log"
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(

@@ -1,6 +1,6 @@
 """One attempt: one process's try at a run, under one fence.
 
-It holds the run's history, the channel through which it appends, and what it has met so far. Everything here runs on one event loop; graph threads
+It holds the run's history, the sink that it writes to, and what it has met so far. Everything here runs on one event loop; graph threads
 cross over to it. Any verdict that ends the attempt (superseded, diverged, refused) is remembered and raised again at every later call, because
 user code can swallow any exception.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ import tenacity
 from mongo_durable import telemetry
 from mongo_durable.engine.policy import OnUnknownOutcome
 from mongo_durable.engine.process import Process
+from mongo_durable.engine.sink import Sink, StoreSink
 from mongo_durable.errors import AttemptOver, CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
 from mongo_durable.protocol.events import ActivityKind, Event, EventType, FrontierStatus
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
@@ -44,19 +45,20 @@ from mongo_durable.protocol.replay import (
     match_frontier,
     step_digest,
 )
-from mongo_durable.store import events, frontiers, heads, runs
-from mongo_durable.store.appender import Channel
+from mongo_durable.store import events, heads, runs
 from mongo_durable.store.claims import Claim
-from mongo_durable.store.documents import StoredFrontier
+from mongo_durable.store.documents import RunHead, StoredFrontier
 from mongo_durable.store.heartbeat import Lease, lease_clock
-from mongo_durable.store.payloads import bring_in, move_out
-from mongo_durable.store.transactional import BodyFailed, commit_with_outcome
+from mongo_durable.store.transactional import BodyFailed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STORE_PATIENCE_S = 120.0
 """Longer than a transaction that a dead process left open can hold a run: 60 s (transactionLifetimeLimitSeconds)."""
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+"""When a timer fires that may not be set: not in this attempt."""
 
 _SHORT_WAIT = timedelta(seconds=2)
 """What a timer still has to wait may be waited out in the process, up to this; for longer the run is given back."""
@@ -171,22 +173,21 @@ class Attempt:
         failure: The verdict that ended the attempt, or None.
     """
 
-    def __init__(self, process: Process, lease: Lease, claimed: Claim, history: History) -> None:
-        self.run_id = claimed.head.run_id
-        self.claimed = claimed
+    def __init__(self, head: RunHead, history: History, sink: Sink) -> None:
+        self.run_id = head.run_id
+        self.head = head
         self.history = history
-        self.fence = claimed.head.fence
+        self.fence = head.fence
         self.consumed = 0
         self.answers: dict[Position, Any] = {}
         self.failure: DurableError | None = None
         self.loop = asyncio.get_running_loop()
-        self._process = process
-        self._lease = lease
-        self._channel = Channel(self.run_id, self.fence, claimed.seq)
+        self._sink = sink
         self._reached: dict[int, set[str]] = {}
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
         self._reserved: dict[str, int] = {}
         self._claimed_clock = lease_clock()
+        self._sealed: int | None = None
         self.is_draining = False
         """No effect is to be started any more that is not inside one which runs."""
 
@@ -196,12 +197,19 @@ class Attempt:
 
         Raises:
             CorruptHistory: It breaks the protocol.
+            DecryptionFailed: Its values are encrypted, and this process has not the key.
         """
         recorded: Sequence[Event] | None = claimed.recorded
         if recorded is None:
             recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
+            events.require_readable(claimed.head.run_id, recorded)
         telemetry.count("attempts", workflow=claimed.head.workflow)
-        return cls(process, lease, claimed, fold(claimed.head.run_id, recorded))
+        return cls(claimed.head, fold(claimed.head.run_id, recorded), StoreSink(process, lease, claimed))
+
+    @property
+    def reached(self) -> Set[str]:
+        """Positions, as text, that the code has reached so far, without those inside the bodies of others."""
+        return set().union(*self._reached.values())
 
     def check(self) -> None:
         """Raise the verdict that ended this attempt, if there is one.
@@ -210,9 +218,7 @@ class Attempt:
             DurableError: The attempt is over.
         """
         if self.failure is None:
-            self.failure = self._channel.ended
-        if self.failure is None and self._lease.is_lost:
-            self.failure = LeaseLost(f"run {self.run_id}: this process was declared dead; another may have the run", run_id=self.run_id)
+            self.failure = self._sink.ended
         if self.failure is not None:
             raise self.failure
 
@@ -220,7 +226,7 @@ class Attempt:
         """End the attempt: nothing more is started or recorded. The first reason stands and is returned."""
         if self.failure is None:
             self.failure = reason.with_run(self.run_id)
-        self._channel.end(self.failure)
+        self._sink.end(self.failure)
         return self.failure
 
     def remember(self, failure: DurableError) -> DurableError:
@@ -235,9 +241,22 @@ class Attempt:
 
     def now(self) -> datetime:
         """The server's time, never ahead of it: its clock at the claim, and what has gone by here since the claim was known."""
-        claimed_at = self.claimed.head.claimed_at
+        claimed_at = self.head.claimed_at
         assert claimed_at is not None  # every claim sets it
         return claimed_at + timedelta(seconds=lease_clock() - self._claimed_clock)
+
+    @property
+    def step_began_at(self) -> datetime:
+        """When the running root step began: when the one before it was sealed, or the run submitted. The same in every attempt.
+
+        A seal is queued, not awaited, so an attempt can die between using this time and the seal's landing; the next one then seals anew, at another
+        time. Nothing recorded can have depended on the lost one: it would stand behind the seal, and events are dense (I1).
+        """
+        sealed = self.history.steps.get(self._sealed) if self._sealed is not None else None
+        event = sealed or self.history.submitted
+        assert event is not None  # a history begins with its submission
+        assert event.at is not None  # every writer sets it
+        return event.at
 
     def cancel(self) -> None:
         """The cancellation of the run was requested: stop at the next durable call; the attempt's end is then the run's end as cancelled."""
@@ -287,6 +306,8 @@ class Attempt:
                 if (acknowledged := self._unacknowledged.get(text)) is not None:
                     await asyncio.shield(acknowledged)
                 return Recorded(outcome)
+            case _ if not self._sink.admits(position):
+                return Pend({position: Pending(call.input_digest)})
             case RunBody(is_recorded=True):
                 self._check_lease()
                 return Execute()
@@ -299,7 +320,7 @@ class Attempt:
                 return await self._execute(call)
 
     async def _execute(self, call: ActivityCall) -> Execute:
-        stored_input = await move_out(self._process.connection, self.run_id, call.input) if call.input is not None else None
+        stored_input = await self._sink.move_out(call.input) if call.input is not None else None
         acknowledged = self._append(
             EventType.ACTIVITY_STARTED,
             is_awaited=call.is_start_awaited,
@@ -376,7 +397,7 @@ class Attempt:
         Writes: `activity.completed`; payload chunks before it.
         Invariants: I2, I3, I10.
         """
-        stored = await move_out(self._process.connection, self.run_id, value)
+        stored = await self._sink.move_out(value)
         await self._record(call, EventType.ACTIVITY_COMPLETED, stored, value, None)
 
     async def complete_in_transaction(self, call: ActivityCall, body: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -396,14 +417,13 @@ class Attempt:
         self.check()
         outcome = self._event(EventType.ACTIVITY_COMPLETED, 0, call.position, kind=call.kind, name=call.name)
         try:
-            committed = await commit_with_outcome(self._process.connection, self._process.appender, self._channel, outcome, body, self.history.apply)
+            committed = await self._sink.commit_with_outcome(outcome, body, self.history.apply)
         except BodyFailed as failed:
             if failed.seq is not None:
                 self._reserved[call.position.text] = failed.seq
             raise failed.error from None
-        (value,) = await bring_in(self._process.connection, self.run_id, [committed.value])
-        self.history.activities[call.position.text].outcome = replace(committed, value=value)
-        return value
+        self.history.activities[call.position.text].outcome = committed
+        return committed.value
 
     async def fail(self, call: ActivityCall, error: Mapping[str, Any]) -> None:
         """Record that an effect failed, by the type and message of its error. A replay raises the same.
@@ -423,7 +443,7 @@ class Attempt:
         else:
             event = self._event(event_type, reserved, call.position, error=error, kind=call.kind, name=call.name)
             self.history.activities[text].outcome = event
-            acknowledged = self._process.appender.fill(self._channel, event)
+            acknowledged = self._sink.fill(event)
         self._unacknowledged[text] = acknowledged
         await self._settled(acknowledged)
         self._unacknowledged.pop(text, None)
@@ -440,9 +460,10 @@ class Attempt:
             is_sealed = check_step(self.history, step, reached)
         except DurableError as failure:
             raise self.remember(failure) from None
-        if not is_sealed:
+        if not is_sealed and not self._sink.is_closed:
             data = {"step": step, "activities": len(reached), "digest": step_digest(reached)}
             self._append(EventType.STEP_COMMITTED, is_awaited=False, data=data)
+        self._sealed = step
 
     async def await_timer(self, call: ActivityCall, when: datetime | timedelta) -> datetime | None:
         """Let a timer fire if it is due, or set it.
@@ -469,9 +490,12 @@ class Attempt:
         match decision:
             case TimerFired():
                 return None
-            case AwaitTimer(until, is_held):
-                if is_held:
-                    return until
+            case AwaitTimer(until, is_held=True):
+                return until
+            case _ if not self._sink.admits(call.position):
+                return _NEVER
+            case AwaitTimer(until):
+                pass
             case SetTimer():
                 until = self.now() + when if isinstance(when, timedelta) else when
                 self._append(
@@ -497,8 +521,10 @@ class Attempt:
             AttemptOver, StoreError: The attempt is over.
         """
         self.check()
+        digests = {position: each.digest for position, each in pending.items()}
+        self._sink.at_rest(self.history, self.consumed, digests)
         try:
-            decision = match_frontier(self.history, self.consumed, {position: each.digest for position, each in pending.items()})
+            decision = match_frontier(self.history, self.consumed, digests)
         except DurableError as failure:
             raise self.remember(failure) from None
         if isinstance(decision, ConsumeFrontier):
@@ -506,11 +532,8 @@ class Attempt:
             self.answers.update(decision.answers)
             return Answered(decision.answers)
         entries = [self._as_first_asked(each.entry) for each in pending.values() if each.entry is not None]
-        await self._process.appender.drain(self._channel)
-        frontier = await self._patiently(
-            lambda: frontiers.suspend(self._process.connection, self.claimed, self._channel, entries, self.history.unsaved)
-        )
-        return Suspended(frontier)
+        await self._sink.drain()
+        return Suspended(await self._patiently(lambda: self._sink.suspend(entries, self.history.unsaved)))
 
     def _as_first_asked(self, entry: FrontierEntry) -> FrontierEntry:
         """A question that is asked again, because its frontier expired for another one's sake, keeps the times that it had."""
@@ -527,14 +550,14 @@ class Attempt:
         Raises:
             AttemptOver, StoreError: The attempt is over; how the run ends is not this attempt's to say.
         """
-        await self._process.appender.drain(self._channel)
+        await self._sink.drain()
         complete = replace(ending, unsaved=self.history.unsaved)
-        await self._patiently(lambda: runs.end(self._process.connection, self.claimed, self._channel, complete))
-        telemetry.count("runs.ended", workflow=self.claimed.head.workflow, status=heads.ENDING[ending.type])
+        await self._patiently(lambda: self._sink.end_run(complete))
+        telemetry.count("runs.ended", workflow=self.head.workflow, status=heads.ENDING[ending.type])
 
     async def end_as_stopped(self) -> None:
         """End the run as it was marked to be ended: cancelled, or failed at its deadline. See `end`."""
-        await self.end(runs.stopped_ending(await heads.get(self._process.connection, self.run_id)))
+        await self.end(await self._sink.stopped_ending())
 
     def check_end(self, last_step: int) -> None:
         """Whether a graph that ended at root step `last_step` has passed everything recorded.
@@ -557,15 +580,15 @@ class Attempt:
         Raises:
             AttemptOver, StoreError: The attempt is over already.
         """
-        await self._process.appender.drain(self._channel)
-        await runs.release(self._process.connection, self.claimed, until=until, held_back=held_back)
+        await self._sink.drain()
+        await self._sink.release(until=until, held_back=held_back)
 
     def _append(
         self, event_type: EventType, *, is_awaited: bool, position: Position | None = None, value: Any = None, stored: Any = None, **fields: Any
     ) -> asyncio.Future[int]:
         """Enqueue an event. The history of this attempt keeps `value`; what is sent is `stored`: it, or the reference to its chunks."""
-        event = self._event(event_type, self._channel.seq + 1, position, value=stored, **fields)
-        acknowledged = self._process.appender.append(self._channel, event, is_awaited=is_awaited)
+        event = self._event(event_type, self._sink.seq + 1, position, value=stored, **fields)
+        acknowledged = self._sink.append(event, is_awaited=is_awaited)
         self.history.apply(event if stored is value else replace(event, value=value))
         return acknowledged
 
@@ -586,7 +609,7 @@ class Attempt:
         await asyncio.shield(acknowledged)
 
     def _check_lease(self) -> None:
-        if not self._lease.is_valid:
+        if not self._sink.is_lease_valid:
             raise self.stop(
                 LeaseLost(
                     f"run {self.run_id}: this process has not reached MongoDB for longer than its lease; it starts no effect", run_id=self.run_id

@@ -8,11 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
-from jsonschema.validators import validator_for
-
 from mongo_durable.engine.authorizing import AnswerRequest, Authorize, check_authorized
-from mongo_durable.errors import InvalidAnswer, ResolutionConflict, ResolutionError, RunNotSuspended, StaleGeneration, TokenUsed, UnknownActivity
+from mongo_durable.engine.schemas import check_answer
+from mongo_durable.errors import ResolutionConflict, ResolutionError, RunNotSuspended, StaleGeneration, TokenUsed, UnknownActivity
 from mongo_durable.protocol.canonical import digest as digest_of
 from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.values import decode
@@ -61,6 +59,7 @@ async def resolve(
         StaleGeneration: The run has moved on since.
         NotAuthorized: The hook refused.
         InvalidAnswer: An answer does not fit its question's schema.
+        ConfigurationError: A question's schema is itself not valid: it cannot be answered.
         UnknownActivity, IncompleteResolution, ResolutionConflict, FrontierExpired, RunNotSuspended, RunNotFound: See `store.frontiers.resolve`.
 
     Writes: One transaction, or an audit event.
@@ -170,7 +169,7 @@ async def _judge(connection: Connection, frontier: StoredFrontier, answers: Mapp
             await check_authorized(rules.authorize, request)
     for entry in answered:
         if entry.response_schema is not None:
-            _check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
+            check_answer(frontier.run_id, entry.activity_id, entry.response_schema, decode(answers[entry.activity_id]))
 
 
 @dataclass(slots=True)
@@ -232,20 +231,3 @@ def _check_pins(frontier: StoredFrontier, generation: int | None, digest: str | 
                 expected=expected,
                 found=found,
             )
-
-
-def schema_faults(schema: Any, answer: Any) -> list[str]:
-    """What of an answer does not fit a JSON Schema, as `path: message`."""
-    validator = validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
-    return [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(answer)]
-
-
-def _check_answer(run_id: str, activity_id: str, schema: Mapping[str, Any], answer: Any) -> None:
-    faults = schema_faults(decode(dict(schema)), answer)
-    if faults:
-        raise InvalidAnswer(
-            f"run {run_id}: the answer to {activity_id} does not fit its schema at {', '.join(fault.partition(':')[0] for fault in faults)}",
-            run_id=run_id,
-            activity_id=activity_id,
-            errors=faults,
-        )

@@ -21,6 +21,7 @@ from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
+from mongo_durable.encryption import Cipher
 from mongo_durable.engine.authorizing import Authorize
 from mongo_durable.engine.loop_thread import LoopThread
 from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy, WhenBusy, check_on_unknown_outcome
@@ -38,10 +39,13 @@ from mongo_durable.langgraph.committed import root_config, seed
 from mongo_durable.langgraph.driver import Asleep
 from mongo_durable.langgraph.effects import Policy
 from mongo_durable.langgraph.execution import Executor, Work
+from mongo_durable.langgraph.interrupt_types import InterruptTypes
 from mongo_durable.langgraph.models import DurableModel, durable_model
 from mongo_durable.langgraph.questions import public_interrupts
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.stable_ids import with_stable_ids
 from mongo_durable.langgraph.streaming import Replay, StreamRequest
+from mongo_durable.langgraph.swallowed import with_answers_checked
 from mongo_durable.langgraph.tools import DurableTool, durable_tool
 from mongo_durable.langgraph.topology import check_graph
 from mongo_durable.protocol.canonical import digest
@@ -57,6 +61,7 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M")
 
 URI_VARIABLE = "MONGO_DURABLE_URI"
 DATABASE_VARIABLE = "MONGO_DURABLE_DATABASE"
@@ -86,6 +91,10 @@ class App:
             fails with RunParked and kills no more. Somebody can retry it.
         authorize: Says who may answer what, for answers that come by `Command(resume=…)`; who answers is `configurable["resolved_by"]`. Give it to
             every `DurableClient` too (`authorize=app.authorize`). Whoever can write to the database can go past it: that is what roles are for.
+        redact: What the history shows of an effect's input: it gets kind, name and arguments, and returns what is shown in their place, also to a
+            person who is asked whether the effect happened. It changes nothing else: digests and outcomes are those of the true values. It is called
+            again in every attempt. If it raises, nothing of the input is shown.
+        cipher: Encrypts every stored value: see `mongo_durable.encryption`. Clients that answer need the same keys.
     """
 
     def __init__(
@@ -101,6 +110,8 @@ class App:
         lease: timedelta = DEFAULT_LEASE,
         max_crashes: int = 5,
         authorize: Authorize | None = None,
+        redact: Redact | None = None,
+        cipher: Cipher | None = None,
     ) -> None:
         if not name or not version:
             raise ConfigurationError("an App needs a name and a version")
@@ -111,7 +122,10 @@ class App:
         self.name = name
         self.version = version
         self.is_sync = sync
+        self.redact = redact
+        self.cipher = cipher
         self.codec = Codec(types)
+        self.interrupt_types = InterruptTypes()
         self._uri = uri
         self._database = database
         self._client = client
@@ -135,7 +149,8 @@ class App:
         """
         if self._endpoint is None:
             uri = self._uri or (os.environ.get(URI_VARIABLE) if self._client is None else None)
-            self._endpoint = Endpoint(uri, self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE), self._client)
+            database = self._database or os.environ.get(DATABASE_VARIABLE, DEFAULT_DATABASE)
+            self._endpoint = Endpoint(uri, database, self._client, self.cipher)
         return self._endpoint
 
     def process(self) -> Process:
@@ -311,6 +326,43 @@ class App:
         """
         return timers.sleep(seconds=seconds, until=until)
 
+    @overload
+    def interrupt_type(
+        self, name: str, *, payload: type[M], response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> type[M]: ...
+    @overload
+    def interrupt_type(
+        self, name: str, *, response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> Callable[[type[M]], type[M]]: ...
+
+    def interrupt_type(
+        self, name: str, *, payload: Any = None, response: Any = None, expires_in: timedelta | None = None, default: Any = UNANSWERED
+    ) -> Any:
+        """Register a type of questions: what one carries, what its answers are made into. Then `app.interrupt(name, payload)` asks.
+
+        A decorator of the payload model, or a call with `payload=`, or without any for questions that carry anything.
+
+        Args:
+            payload: Model of the question's value: a Pydantic model, a dataclass or a TypedDict. It is stored as its JSON.
+            response: Model of the answer; also a union of models. Answers are checked against its JSON Schema before they are stored, and against
+                the model itself where this app resumes the run.
+            expires_in: How long a question waits that says nothing else. See `interrupt`.
+            default: The answer that it then gets: JSON, or an instance of the response model.
+
+        Returns:
+            The payload model; without one, the decorator.
+
+        Raises:
+            ConfigurationError: No model, a default that does not fit, or the name is registered with other models.
+        """
+
+        def register(model: Any) -> Any:
+            self.interrupt_types.register(name, model, response, expires_in, default)
+            return model
+
+        register(payload)
+        return register if payload is None else payload
+
     def interrupt(
         self,
         name: str,
@@ -326,23 +378,32 @@ class App:
         """Ask a person, from a node or a tool: LangGraph's `interrupt` with a name, and with what happens if nobody answers.
 
         Args:
-            name: What people see the question listed under.
-            value: The question.
-            response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused.
+            name: What people see the question listed under; that of a registered type makes it one of these (`interrupt_type`).
+            value: The question: of a registered type, its payload model or what that is made from.
+            response_schema: JSON Schema, or a type that Pydantic knows: other answers are refused. A registered type has its own.
             expires_in: How long the question waits. Then the run goes on with `default`; without one, InterruptExpired is raised here. Other
-                questions that were asked together with it are asked again, and keep their deadlines.
+                questions that were asked together with it are asked again, and keep their deadlines. None: as its registered type says, or for ever.
+            default: The answer that it then gets; where none is given, that of its registered type, if it has one.
             audience: Who is asked, in words of the application, such as "managers": what lists can be filtered by and an `authorize` hook is told.
             escalate_in, escalate_to: After this time this audience is asked as well.
 
         Returns:
-            The answer.
+            The answer: of a registered type, an instance of its response model; else as it was given.
 
         Raises:
             InterruptExpired: Nobody answered in time, and there is no default.
-            ConfigurationError: A default without a deadline, or one that does not fit the schema; an escalation without an audience.
+            ConfigurationError: A value that does not fit its model, a default without a deadline, or one that does not fit the schema; an escalation
+                without an audience.
+            pydantic.ValidationError: The answer fits the JSON Schema, and the response model refuses it. Let it pass: the run fails, with
+                UnusableAnswer.
         """
         asked = questions.audience_of(name, audience, escalate_in, escalate_to)
-        return questions.ask(name, value, response_schema, expires_in, default, asked)
+        known = self.interrupt_types.get(name)
+        if known is not None:
+            if response_schema is not None:
+                raise ConfigurationError(f"the interrupt type {name!r} says how its answers look: give response= to interrupt_type instead")
+            return known.ask(value, expires_in, default, asked)
+        return questions.ask(name, value, response_schema, expires_in, default, audience=asked)
 
     def middleware(self, *, idempotent_tools: Collection[str] = ()) -> AgentMiddleware[Any, Any, Any]:
         """Make an existing `create_agent(model, tools, middleware=[app.middleware(), …])` durable, with its plain model and tools.
@@ -452,7 +513,8 @@ class App:
             if self._build is None:
                 raise ConfigurationError(f"app {self.name!r} has no graph: decorate the function that builds it with @app.entrypoint")
             built = self._build()
-            self._graph = with_stable_ids(self._with_durable_hooks(check_graph(built.compile() if isinstance(built, StateGraph) else built)))
+            checked = check_graph(built.compile() if isinstance(built, StateGraph) else built)
+            self._graph = with_answers_checked(with_stable_ids(self._with_durable_hooks(checked)))
             drawn = self._graph.get_graph()
             edges = sorted(f"{edge.source}>{edge.target}" for edge in drawn.edges)
             self.topology = digest([[*sorted(drawn.nodes)], [*edges]])[:12]

@@ -33,8 +33,9 @@ from langchain_core.tools import ToolException
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 
-from mongo_durable.errors import ActivityFailed, ConfigurationError, PayloadError
+from mongo_durable.errors import OF_THE_CODE, ActivityFailed, ConfigurationError, DecryptionFailed, PayloadError
 from mongo_durable.protocol.values import Tagged, decode, encode
+from mongo_durable.store.sealing import SEALED_TYPE
 
 _MESSAGES: dict[str, type[BaseMessage]] = {
     "human": HumanMessage,
@@ -96,17 +97,21 @@ class Codec:
         """
         return decode(plain, revive=self.revive)
 
-    def describe_error(self, error: Exception) -> dict[str, str]:
-        """What is recorded of a failure: type and message only, because a stack trace differs between attempts."""
+    def describe_error(self, error: Exception) -> dict[str, Any]:
+        """What is recorded of a failure: type and message only, because a stack trace differs between attempts; of our own, their fields as well."""
         if isinstance(error, ActivityFailed):
             return {"type": error.error_type, "message": error.message.removeprefix(f"{error.error_type}: ")}
         kind = type(error)
+        if isinstance(error, OF_THE_CODE):
+            return {"type": _type_name(kind), "message": error.message, "fields": error.fields}
         return {"type": kind.__qualname__ if kind.__module__ == "builtins" else _type_name(kind), "message": str(error)}
 
     def rebuild_error(self, recorded: Mapping[str, Any]) -> Exception:
         """The recorded failure as an exception: of the same type if it is built in, LangChain's `ToolException` or registered, else
         `ActivityFailed`."""
         name, message = recorded["type"], recorded["message"]
+        if name in _OUR_ERRORS:
+            return _OUR_ERRORS[name](message, **recorded.get("fields", {}))
         kind = self._types.get(name) or _KNOWN_ERRORS.get(name)
         if kind is not None and issubclass(kind, Exception):
             try:
@@ -139,6 +144,7 @@ class Codec:
 
         Raises:
             PayloadError: The type is not known here.
+            DecryptionFailed: The value is encrypted, and was not opened.
         """
         value: Any = tagged.value
         match tagged.type:
@@ -156,11 +162,17 @@ class Codec:
                 return Overwrite(value)
             case str(tag) if tag == _APPLICATION_TAG and value["name"] in self._types:
                 return _rebuild(self._types[value["name"]], value["value"])
+            case str(tag) if tag == SEALED_TYPE:
+                raise DecryptionFailed(
+                    f"a value is encrypted with key {value['key']!r}, which this process does not have: give App or DurableClient a cipher= with it",
+                    key_id=value["key"],
+                )
             case _:
                 name = value["name"] if isinstance(value, dict) and "name" in value else tagged.type
                 raise PayloadError(f"a stored value is of type {name}, which this process does not know: register it with App(types=[…])")
 
 
+_OUR_ERRORS = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in OF_THE_CODE}
 _KNOWN_ERRORS: dict[str, type] = {
     **{name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)},
     "langchain_core.tools.base.ToolException": ToolException,

@@ -40,6 +40,12 @@ def current_activity() -> CurrentActivity:
     return found
 
 
+def running_activity(run_id: str) -> CurrentActivity | None:
+    """The activity of this run whose body runs now, or None. (The body of one run's tool may execute another run.)"""
+    found = _current.get()
+    return found if found is not None and found.run_id == run_id else None
+
+
 def set_current_activity(activity: CurrentActivity) -> Callable[[], None]:
     """Make `activity` the current one until the returned function is called."""
     token = _current.set(activity)

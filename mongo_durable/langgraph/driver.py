@@ -28,7 +28,8 @@ from mongo_durable.langgraph.committed import committed_state, seed
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
-from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry
+from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry, unusable_answer
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
@@ -75,6 +76,7 @@ class Driver:
         local: What only this process has: callbacks, tags, metadata, max_concurrency.
         base: The thread's committed state, as the graph's saver wrote it, or None.
         request: What the caller wants streamed; None streams nothing.
+        redact: See `App`.
     """
 
     def __init__(
@@ -86,13 +88,14 @@ class Driver:
         local: RunnableConfig | None = None,
         base: ThreadState | None = None,
         request: StreamRequest | None = None,
+        redact: Redact | None = None,
     ) -> None:
         self.attempt = attempt
-        self.session = Session(attempt)
+        self.session = Session(attempt, redact)
         self._codec = codec
         self._saver = self.session.root.saver
         self._graph = graph.copy({"checkpointer": self._saver})
-        thread_id = attempt.claimed.head.thread_id
+        thread_id = attempt.head.thread_id
         configurable = {
             **settings.get("configurable", {}),
             "thread_id": thread_id,
@@ -176,7 +179,7 @@ class Driver:
             return (yield from self._drive())
 
     def _span(self) -> AbstractContextManager[None]:
-        head = self.attempt.claimed.head
+        head = self.attempt.head
         return telemetry.span("attempt", workflow=head.workflow, version=head.version, run_id=head.run_id, fence=head.fence)
 
     def _drive(self) -> Generator[Any, None, Ended | AtFrontier | Asleep]:
@@ -228,7 +231,7 @@ class Driver:
                 raise self._refuse("an interrupt pends whose place in the graph is not known")
             if position in pending:
                 raise self._refuse(f"two interrupts at one position ({position})")
-            entry = question_entry(attempt.run_id, self._codec, position, root.native_names[each.id], each)
+            entry = question_entry(attempt.run_id, self._codec, position, root.asked[position], each)
             pending[position] = Pending(entry.digest, entry)
         if timers and not pending:
             return await self._sleep(timers)
@@ -268,7 +271,7 @@ class Driver:
 
     async def _end(self, output: Any) -> Ended:
         self.attempt.check_end(self._saver.last_root_step)
-        state = committed_state(self._saver, self.attempt.claimed.head.thread_id, self._codec)
+        state = committed_state(self._saver, self.attempt.head.thread_id, self._codec)
         await self.attempt.end(Ending(type=EventType.RUN_COMPLETED, output=self._codec.encode(output), thread_state=state))
         return Ended(output)
 
@@ -282,7 +285,9 @@ def _whole(chunk: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """The error that a signal carries, or the error itself; LangGraph's failure on a child graph without a saver by its name."""
+    """The error that a signal carries, or the error itself; LangGraph's failures on a child graph without a saver and on an answer by their names."""
     if is_unsaved_child(error):
         return UnsupportedGraph("a child graph is compiled with checkpointer=False: compile it without it, its checkpoints are scratch here")
+    if (unusable := unusable_answer(error)) is not None:
+        return unusable
     return error.error if isinstance(error, DurableSignal) else error

@@ -17,12 +17,13 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from mongo_durable import telemetry
 from mongo_durable.engine.attempt import ActivityCall, Happened, Pend, Recorded, StartResult
 from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy
-from mongo_durable.errors import ActivityFailed, Draining, DurableError
+from mongo_durable.errors import OF_THE_CODE, Draining, DurableError
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import CONTROL_FLOW, DurableSignal, marker
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.current import CurrentActivity, set_current_activity
 from mongo_durable.langgraph.messages import stamp
+from mongo_durable.langgraph.redaction import redacted
 from mongo_durable.langgraph.scope import Scope, Session, inside_body
 from mongo_durable.langgraph.seams import is_invalid_resume
 from mongo_durable.protocol.canonical import digest
@@ -173,6 +174,8 @@ def start_effect(
 ) -> Effect:
     """Take the position of an effect. Call this where the body calls the effect, before anything is awaited."""
     input_digest = digest(semantic_input)
+    if session.redact is not None and shown_input is not None:
+        shown_input = redacted(session.redact, codec, kind, name, shown_input)
     position, is_overlapped = scope.allocate(kind, name, input_digest, tool_call_id)
     call = ActivityCall(
         position=position,
@@ -216,7 +219,7 @@ async def run_effect_async(effect: Effect, body: Callable[..., Awaitable[Any]]) 
             await attempt.complete(effect.call, plain)
             return copy
         except DurableError as error:
-            if isinstance(error, ActivityFailed):
+            if isinstance(error, OF_THE_CODE):
                 raise
             raise DurableSignal(attempt.remember(error)) from error
     finally:
@@ -281,7 +284,7 @@ def run_effect(effect: Effect, body: Callable[[Scope], Any]) -> Any:
             await_on_loop(attempt.loop, attempt.complete(effect.call, plain), what)
             return copy
         except DurableError as error:
-            if isinstance(error, ActivityFailed):
+            if isinstance(error, OF_THE_CODE):
                 raise
             raise DurableSignal(attempt.remember(error)) from error
     finally:
@@ -338,4 +341,4 @@ def check_before_body(effect: Effect) -> None:
 
 def _is_ours(error: Exception) -> bool:
     # An answer that its interrupt's schema refuses is not the tool's failure; the interrupt stays unanswered.
-    return is_invalid_resume(error) or (isinstance(error, DurableError) and not isinstance(error, ActivityFailed))
+    return is_invalid_resume(error) or (isinstance(error, DurableError) and not isinstance(error, OF_THE_CODE))

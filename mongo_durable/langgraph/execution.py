@@ -20,7 +20,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import Rules, expire, resolve_frontier
+from mongo_durable.engine.resolving import Rules, expire, keep_refusal, resolve_frontier
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -28,6 +28,7 @@ from mongo_durable.errors import (
     CorruptHistory,
     Draining,
     DurableError,
+    InvalidAnswer,
     NondeterminismError,
     RunError,
     RunFailed,
@@ -45,6 +46,8 @@ from mongo_durable.protocol.frontier import AnswerChannel
 from mongo_durable.store import frontiers, heads, runs, schema
 from mongo_durable.store.claims import Claim, claim, dead_owners
 from mongo_durable.store.documents import Answerer, RunHead, StoredFrontier
+from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import require_open
 from mongo_durable.store.wakeups import Listener
 from mongo_durable.telemetry import about
 
@@ -146,7 +149,12 @@ class Executor:
                 frontier = await frontiers.current(process.connection, run)
                 answerer = Answerer(by=config.get("configurable", {}).get("resolved_by"), channel=AnswerChannel.APP)
                 rules = Rules(authorize=self._app.authorize, decode=self._app.codec.decode)
-                await resolve_frontier(process.connection, frontier, self._answers(frontier, graph_input.resume), answerer, rules=rules)
+                try:
+                    answers = self._answers(frontier, graph_input.resume)
+                except InvalidAnswer as refusal:
+                    await keep_refusal(process.connection, run, frontier.generation, answerer, refusal, [refusal.activity_id])
+                    raise
+                await resolve_frontier(process.connection, frontier, answers, answerer, rules=rules)
             return await self._take(process, run, local, request)
         run = run_id or str(uuid.uuid4())
         submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
@@ -216,12 +224,18 @@ class Executor:
 
     def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
         if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
-            return {key: self._app.codec.encode(value) for key, value in answer.items()}
-        if len(frontier.entries) == 1:
-            return {frontier.entries[0].activity_id: self._app.codec.encode(answer)}
-        raise ConfigurationError(
-            f"run {frontier.run_id} has {len(frontier.entries)} open questions: answer all of them with Command(resume={{activity_id: answer, …}})"
-        )
+            given = dict(answer)
+        elif len(frontier.entries) == 1:
+            given = {frontier.entries[0].activity_id: answer}
+        else:
+            raise ConfigurationError(
+                f"run {frontier.run_id} has {len(frontier.entries)} open questions: "
+                "answer all of them with Command(resume={activity_id: answer, …})"
+            )
+        for entry in frontier.entries:
+            if entry.activity_id in given:
+                given[entry.activity_id] = self._app.interrupt_types.json_answer(frontier.run_id, entry, given[entry.activity_id])
+        return {key: self._app.codec.encode(value) for key, value in given.items()}
 
     async def _take(self, process: Process, run_id: str, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
         """Claim a run, or wait until whoever has it brings it to a rest."""
@@ -309,6 +323,7 @@ class Executor:
             return None
         try:
             attempt = await Attempt.begin(process, await process.lease(), claimed)
+            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
         except BaseException as error:
             # Nothing was executed; others, or a later release of the code, may read it.
             await runs.release(process.connection, claimed, held_back=_why_held_back(error))
@@ -319,16 +334,18 @@ class Executor:
             return None
         process.running[claimed.head.run_id] = attempt
         try:
-            base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
-            settings = self._app.codec.decode(claimed.head.settings)
-            return Work(process, attempt, Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request), local, request)
+            (stored,) = await bring_in(process.connection, claimed.head.run_id, [claimed.head.settings])
+            require_open(claimed.head.run_id, [stored])
+            settings = self._app.codec.decode(stored)
+            driver = Driver(self._app.graph(), attempt, self._app.codec, settings, local, base, request, self._app.redact)
+            return Work(process, attempt, driver, local, request)
         except BaseException as error:  # noqa: BLE001 - raised again, after the run has got the end that it means
             raise await self.conclude(attempt, error) from None
 
     async def _park(self, attempt: Attempt) -> None:
         """End a run whose attempts have killed their processes one after the other, so that it kills no more."""
         open_ones = [f"{each.kind} {each.name!r} at {each.position}" for each in attempt.history.activities.values() if each.outcome is None]
-        crashes = attempt.claimed.head.crashes
+        crashes = attempt.head.crashes
         message = (
             f"{crashes} processes died in a row while they executed this run, and recorded nothing more; "
             f"unfinished: {', '.join(open_ones) or 'no activity'}; find out why, then retry it"

@@ -25,6 +25,7 @@ from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import DurableSignal, is_marker, marker
 from mongo_durable.langgraph.questions import delivered, native_interrupts, question_entry
 from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Root, Scope, Session, enter_root
+from mongo_durable.langgraph.swallowed import check_answered
 
 
 class _State(TypedDict, total=False):
@@ -34,14 +35,20 @@ class _State(TypedDict, total=False):
 _body: contextvars.ContextVar[Callable[[], Any]] = contextvars.ContextVar("mongo_durable_isolated_body")
 
 
-def _sync_node(_: _State) -> _State:
+def _sync_node(_: _State, config: RunnableConfig) -> _State:
     _body.get()()
+    check_answered(config)
     return {"is_done": True}
 
 
-async def _async_node(_: _State) -> _State:
+async def _async_node(_: _State, config: RunnableConfig) -> _State:
     await _body.get()()
+    check_answered(config)
     return {"is_done": True}
+
+
+BODY_SEGMENT = "body:1"
+"""The path of what starts in an isolated body, below its activity."""
 
 
 def _one_node_graph(node: Any) -> Any:
@@ -105,7 +112,7 @@ class _Isolation:
         for each in self._open:
             if not is_marker(each.id):
                 position = self.root.native[each.id]
-                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.native_names[each.id], each)
+                entry = question_entry(self._session.attempt.run_id, self._codec, position, self.root.asked[position], each)
                 self._session.pending[position] = Pending(entry.digest, entry)
         raise marker("/".join(self._scope.path))
 

@@ -33,6 +33,7 @@ from langgraph.runtime import ExecutionInfo, get_runtime
 from mongo_durable.engine.attempt import Attempt, Pending
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.control import DurableSignal, is_marker
+from mongo_durable.langgraph.redaction import Redact
 from mongo_durable.langgraph.seams import PULL, TaskPath, current_task_path, is_call, parent_namespace
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.identity import ROOT_PATH, Position, segment
@@ -73,6 +74,7 @@ class Scope:
         self._children = 0
         self._branches = 0
         self._tool_calls: Counter[str] = Counter()
+        self._drawn: Counter[str] = Counter()
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._callers: dict[str, object] = {}
@@ -114,6 +116,12 @@ class Scope:
             self._branches += 1
             return self._branches
 
+    def draw(self, kind: str) -> int:
+        """The how-manieth value of this kind the body draws now; see `draws`."""
+        with self.lock:
+            self._drawn[kind] += 1
+            return self._drawn[kind]
+
     def child(self, namespace: str) -> tuple[str, ...]:
         """The path of a child graph that this body calls now."""
         with self.lock:
@@ -151,6 +159,7 @@ class Root:
     Attributes:
         base_path, base_step: Where the tree hangs. An isolated body's steps are segments; the run's root steps are the positions' step.
         native: Position of each native interrupt, by its id.
+        asked: Name of the question at each of these positions.
         placed: Ids of the native interrupts of all trees of the attempt.
         owner: Name of the tool whose isolated body this is, or None.
     """
@@ -172,7 +181,7 @@ class Root:
         self.saver: ScratchSaver = ScratchSaver(self)
         self.placed = placed if placed is not None else set()
         self.native: dict[str, Position] = {}
-        self.native_names: dict[str, str] = {}
+        self.asked: dict[Position, str] = {}
         self.concurrent_children: set[str] = set()
         self.first_step_offset: int | None = None
         self._paths: dict[str, tuple[tuple[str, ...], int | None]] = {"": (base_path, base_step)}
@@ -302,8 +311,9 @@ class InterruptWatch(GraphCallbackHandler):
 class Session:
     """What all bodies of one attempt share: who is running, which activities pend at rest, and which timers have still to fire."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, redact: Redact | None = None) -> None:
         self.attempt = attempt
+        self.redact = redact
         self.root = Root(attempt)
         self.watch = InterruptWatch()
         self.pending: dict[Position, Pending] = {}
@@ -377,6 +387,11 @@ def inside_body(scope: Scope) -> Callable[[], None]:
 def current_session() -> Session | None:
     """The running attempt's session, or None outside any attempt: then wrapped models and tools behave like plain ones."""
     return _session.get()
+
+
+def current_root() -> Root:
+    """The tree in which this context runs, inside an attempt."""
+    return _root.get()
 
 
 def current_place() -> str | None:

@@ -18,14 +18,20 @@ from mongo_durable.errors import DurableError
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.copies import Copies
 from mongo_durable.langgraph.crossing import call_on_loop
-from mongo_durable.langgraph.seams import INTERRUPT_CHANNEL, PULL, RESUME_CHANNEL, parse_task_path
-from mongo_durable.protocol.identity import Position
+from mongo_durable.langgraph.questions import Asked, note_unusable
+from mongo_durable.langgraph.seams import ERROR_CHANNEL, INTERRUPT_CHANNEL, PULL, RESUME_CHANNEL, is_invalid_resume, parse_task_path
+from mongo_durable.protocol.identity import Position, activity_id
 
 if TYPE_CHECKING:
     from mongo_durable.langgraph.scope import Root
 
 PLACEHOLDER = "durable_pending"
 """In `additional_kwargs` of the ToolMessage that stands in for a suspended call until the last call of its task raises for all."""
+
+_UNHEARD = (
+    "the answer to {} did not reach the code that asked: its body went on without it "
+    "(an `except` around the question, or a tool with handle_validation_error?)"
+)
 
 
 class ScratchSaver(InMemorySaver):
@@ -99,12 +105,16 @@ class ScratchSaver(InMemorySaver):
         for channel, value in writes:
             if channel == INTERRUPT_CHANNEL:
                 self._place_interrupts(config, writes, value, task_path)
+            elif channel == ERROR_CHANNEL and isinstance(value, BaseException) and is_invalid_resume(value):
+                self._place_refusal(config, writes, value, task_path)
             elif isinstance(value, list) and any(_is_placeholder(each) for each in value):
                 # Remembered here, raised in the next put: the siblings' outcomes are recorded, and no later node runs.
                 self._root.refuse(
                     "several tools of one ToolNode task interrupted, and not every call of the response reached its wrapper: "
                     "use app.tool_node(tools), or create_agent",
                 )
+        if task_path and {channel for channel, _ in writes}.isdisjoint({INTERRUPT_CHANNEL, ERROR_CHANNEL}):
+            self._check_heard(config, writes, task_path)
         super().put_writes(config, writes, task_id, task_path)
 
     async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
@@ -112,23 +122,46 @@ class ScratchSaver(InMemorySaver):
 
     def _place_interrupts(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], interrupts: Sequence[Any], task_path: str) -> None:
         root = self._root
-        configurable = config["configurable"]
-        namespace = configurable.get("checkpoint_ns", "")
+        namespace = config["configurable"].get("checkpoint_ns", "")
         for interrupt in interrupts:
             # Ancestors write the interrupts of their children again; the innermost task writes first.
             if interrupt.id in root.native or is_marker(interrupt.id):
                 continue
-            answered = sum(len(value) for channel, value in writes if channel == RESUME_CHANNEL)
-            path = parse_task_path(task_path)
-            at = root.task_path(namespace, self.step_of(configurable["checkpoint_id"]) + 1, path)
-            if at is None:
+            position = self._position(config, writes, task_path)
+            if position is None:
                 raise root.refuse(f"an interrupt came from a graph that is not part of this run ({namespace!r})")
+            if position in root.asked:
+                raise root.refuse(_UNHEARD.format(activity_id(root.attempt.run_id, position)))
             root.placed.add(interrupt.id)
-            root.native[interrupt.id] = Position(*at, f"!{answered + 1}")
-            root.native_names[interrupt.id] = root.owner or (str(path[1]) if path[0] == PULL else "interrupt")
+            root.native[interrupt.id] = position
+            path = parse_task_path(task_path)
+            owner = root.owner or (str(path[1]) if path[0] == PULL else "interrupt")
+            root.asked[position] = interrupt.value.name if isinstance(interrupt.value, Asked) else owner
             for each in root.concurrent_children:
                 if namespace == each or namespace.startswith(each + "|"):
                     root.refuse("child graphs called concurrently in one body, with an interrupt inside: use app.gather or Send")
+
+    def _check_heard(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_path: str) -> None:
+        """A task that has ended has heard the answer to every question that it asked: one that it refuses it may not leave unheard."""
+        root = self._root
+        following = self._position(config, writes, task_path) if root.asked else None
+        if following is not None and following in root.asked:
+            root.refuse(_UNHEARD.format(activity_id(root.attempt.run_id, following)))
+
+    def _position(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_path: str) -> Position | None:
+        """Where the task with these writes asks: behind what it has heard answers to. None if its graph is not known."""
+        configurable = config["configurable"]
+        answered = max((len(value) for channel, value in writes if channel == RESUME_CHANNEL), default=0)
+        step = self.step_of(configurable["checkpoint_id"]) + 1
+        at = self._root.task_path(configurable.get("checkpoint_ns", ""), step, parse_task_path(task_path))
+        return Position(*at, f"!{answered + 1}") if at is not None else None
+
+    def _place_refusal(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], error: BaseException, task_path: str) -> None:
+        """A task has refused the answer to the question behind those that it has heard answers to."""
+        root = self._root
+        position = self._position(config, writes, task_path)
+        if position is not None and position in root.asked:
+            note_unusable(error, root.attempt.run_id, position, root.asked[position])
 
 
 def _is_placeholder(value: Any) -> bool:

@@ -12,7 +12,9 @@ from langchain_core.callbacks import BaseCallbackHandler, BaseRunManager, Callba
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base.id import UUID
 from langgraph.errors import is_invalid_resume as is_invalid_resume
+from langgraph.runtime import get_runtime
 
 STRICT_RESUME_KEY = "__pregel_strict_resume"
 """In `configurable`: a resume map with an unknown, stale or missing id raises instead of being ignored (langgraph._internal._constants)."""
@@ -20,12 +22,35 @@ STRICT_RESUME_KEY = "__pregel_strict_resume"
 TASKS_CHANNEL = "__pregel_tasks"
 INTERRUPT_CHANNEL = "__interrupt__"
 RESUME_CHANNEL = "__resume__"
+ERROR_CHANNEL = "__error__"
 _READ_KEY = "__pregel_read"
+_SCRATCHPAD_KEY = "__pregel_scratchpad"
 PULL = "__pregel_pull"
 PUSH = "__pregel_push"
 
 TaskPath = tuple[Any, ...]
 """How LangGraph addresses a task: `(PULL, node)`, `(PUSH, index, False)` for a Send, `(PUSH, caller, index, True)` for a call of a `@task`."""
+
+
+_UUID_EPOCH_S = -12_219_292_800
+"""Where the time of a UUID begins (15 October 1582), in Unix time."""
+
+
+def step_checkpoint_time() -> float | None:
+    """When the checkpoint was made from which the running step started, in Unix time; None outside any graph.
+
+    The ids that LangGraph gives to checkpoints are UUIDs of version 6, which carry it, whatever saver keeps them. A step that is resumed starts from
+    the same checkpoint again, however much later that is.
+    """
+    try:
+        info = get_runtime().execution_info
+    except (RuntimeError, LookupError, KeyError):
+        return None
+    try:
+        made = UUID(info.checkpoint_id) if info is not None else None
+    except ValueError:
+        return None
+    return made.time / 1e7 + _UUID_EPOCH_S if made is not None and made.version == 6 else None
 
 
 def current_task_path(config: RunnableConfig) -> TaskPath | None:
@@ -77,6 +102,13 @@ def parse_task_path(text: str) -> TaskPath:
 def is_call(path: TaskPath) -> bool:
     """Whether the task is a call of a `@task`, which runs below the task that made it."""
     return path[0] == PUSH and path[-1] is True
+
+
+def has_unanswered_interrupt(config: RunnableConfig) -> bool:
+    """Whether the task that ends in this configuration has called an interrupt that had no answer. To be asked once, when nothing of it runs."""
+    scratchpad = config.get("configurable", {}).get(_SCRATCHPAD_KEY)
+    # The counter gives the number of calls so far; asking counts as well.
+    return scratchpad is not None and scratchpad.interrupt_counter() > len(scratchpad.resume)
 
 
 def parent_namespace(namespace: str) -> str:

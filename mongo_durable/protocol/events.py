@@ -93,7 +93,7 @@ class Event:
         value: Plain value (see `protocol.values`): a run's input or output, an activity's input (on start) or result (on completion).
         error: `{"type": …, "message": …}`, on failures.
         data: What only this type of event has:
-            run.submitted: workflow {name, version}, thread_id, turn
+            run.submitted: workflow {name, version}, thread_id, turn; of a fork also origin: the run that had the first of its events
             attempt.started: owner, attempt, code_version
             activity.started: is_overlapped; of a model call also parts {like, same, then}: see `protocol.parts`
             activities.suspended: generation, digest, entries [{activity_id, position, kind, name, digest, expires_at, escalates_at}]

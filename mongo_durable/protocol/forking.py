@@ -86,7 +86,9 @@ def _readdressed(events: Iterable[Event], run_id: str) -> list[Event]:
     addressed: list[Event] = []
     for seq, event in enumerate(events, start=1):
         data: dict[str, Any] = dict(event.data)
-        if event.type is EventType.ACTIVITIES_SUSPENDED:
+        if event.type is EventType.RUN_SUBMITTED:
+            data.setdefault("origin", event.run_id)  # recorded values hold ids that derive from it, and the replay has to derive the same
+        elif event.type is EventType.ACTIVITIES_SUSPENDED:
             for entry in data["entries"]:
                 new_ids[entry["activity_id"]] = activity_id(run_id, Position.parse(entry["position"]))
             data["entries"] = [{**entry, "activity_id": new_ids[entry["activity_id"]]} for entry in data["entries"]]

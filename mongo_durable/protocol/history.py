@@ -28,6 +28,7 @@ class RecordedActivity:
     Attributes:
         started_seq: Of its last `activity.started`: one for each time its body was let run on.
         started_fence: The attempt that wrote it.
+        started_at: Of its first `activity.started`, which stands whoever lets the body run again: the time that the body may tell.
         until: Of a timer: when it fires.
         outcome: Its terminal event, or None.
         parts: Short digests of the messages of a model call.
@@ -39,6 +40,7 @@ class RecordedActivity:
     input_digest: str
     started_seq: int
     started_fence: int
+    started_at: datetime | None
     outcome: Event | None = None
     parts: tuple[str, ...] = ()
     until: datetime | None = None
@@ -86,10 +88,14 @@ class RecordedFrontier:
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A sealed root step: how many activities it had and the digest of their positions."""
+    """A sealed root step: how many activities it had, the digest of their positions, and when the seal was written.
+
+    Two seals that differ in their time alone are equal: they seal the same.
+    """
 
     activities: int
     digest: str
+    at: datetime | None = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -125,6 +131,11 @@ class History:
     def generation(self) -> int:
         """How many frontiers the run has opened."""
         return len(self.frontiers)
+
+    @property
+    def origin(self) -> str:
+        """The run whose id stands in what this history recorded: another one's in a fork, also of a fork; else its own."""
+        return str(self.submitted.data.get("origin", self.run_id)) if self.submitted is not None else self.run_id
 
     def is_nested(self, position: Position) -> bool:
         """Whether `position` lies inside the body of another recorded activity: a replay that returns that one's outcome never reaches it."""
@@ -172,7 +183,7 @@ class History:
                 self._expect_running(event)
                 step = event.data["step"]
                 self._expect(event, step not in self.steps, f"step {step} sealed twice")
-                self.steps[step] = RecordedStep(event.data["activities"], event.data["digest"])
+                self.steps[step] = RecordedStep(event.data["activities"], event.data["digest"], event.at)
             case EventType.ACTIVITIES_SUSPENDED:
                 self._expect_running(event)
                 self._suspend(event)
@@ -197,7 +208,7 @@ class History:
             self._expect(event, known.outcome is None, f"start of the finished activity {position}")
             known.started_seq, known.started_fence = event.seq, event.fence
             return
-        recorded = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence)
+        recorded = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence, event.at)
         recorded.until = event.data.get("until")
         self.activities[position.text] = recorded
         if (stored := event.data.get("parts")) is not None:

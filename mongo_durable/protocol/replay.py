@@ -12,7 +12,7 @@ from typing import Any
 
 from mongo_durable.errors import NondeterminismError
 from mongo_durable.protocol.canonical import digest
-from mongo_durable.protocol.events import ActivityKind, Event
+from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.history import History, RecordedActivity, RecordedFrontier
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.parts import first_difference
@@ -208,6 +208,29 @@ class ConsumeFrontier:
     answers: Mapping[Position, Any]
 
 
+def check_frontier(recorded: RecordedFrontier, found: Mapping[Position, str]) -> None:
+    """Whether the activities that pend now are exactly those of a recorded frontier (I8).
+
+    Args:
+        found: Digest of each pending entry, by position.
+
+    Raises:
+        NondeterminismError: They are others.
+    """
+    if dict(found) == recorded.entries:
+        return
+    differing = sorted(
+        (position for position in found.keys() | recorded.entries.keys() if found.get(position) != recorded.entries.get(position)),
+        key=lambda position: position.sort_key,
+    )
+    raise NondeterminismError(
+        f"the code suspended on other questions than frontier {recorded.generation} of the history; first at {differing[0]}. {_REMEDY}",
+        position=differing[0].text,
+        expected={"generation": recorded.generation, "positions": sorted(position.text for position in recorded.entries)},
+        found={"positions": sorted(position.text for position in found)},
+    )
+
+
 def match_frontier(history: History, consumed: int, found: Mapping[Position, str]) -> OpenFrontier | ConsumeFrontier:
     """What the activities that pend now, at rest, mean for the replay (I8: in event order, the exact set).
 
@@ -220,17 +243,7 @@ def match_frontier(history: History, consumed: int, found: Mapping[Position, str
     if consumed == len(history.frontiers):
         return OpenFrontier()
     recorded = history.frontiers[consumed]
-    if dict(found) != recorded.entries:
-        differing = sorted(
-            (position for position in found.keys() | recorded.entries.keys() if found.get(position) != recorded.entries.get(position)),
-            key=lambda position: position.sort_key,
-        )
-        raise NondeterminismError(
-            f"the code suspended on other questions than frontier {recorded.generation} of the history; first at {differing[0]}. {_REMEDY}",
-            position=differing[0].text,
-            expected={"generation": recorded.generation, "positions": sorted(position.text for position in recorded.entries)},
-            found={"positions": sorted(position.text for position in found)},
-        )
+    check_frontier(recorded, found)
     if recorded.answers is None:
         raise NondeterminismError(
             f"frontier {recorded.generation} has no answers yet, but an attempt runs",
@@ -339,3 +352,63 @@ def check_end(history: History, consumed: int, last_step: int) -> None:
             expected={"step": step},
             found={"step": last_step},
         )
+
+
+def check_over(history: History, consumed: int, reached: Collection[str], new: Sequence[Position], found: Mapping[Position, str]) -> None:
+    """Whether a replay that executes nothing, and has come to rest where the history has no answers for it, has passed everything recorded.
+
+    Args:
+        reached: Positions, as text, of what the code has reached.
+        new: What the code reached that the history does not have, or of which it has no outcome.
+        found: Digest of each entry that pends, by position.
+
+    Raises:
+        NondeterminismError: The history goes on otherwise.
+    """
+    unfinished = [position for position in new if position.text in history.activities]
+    unheard = [position for position in new if position.text not in history.activities]
+    if not new and consumed == len(history.frontiers) - 1:
+        check_frontier(history.frontiers[consumed], found)  # the open one
+        return
+    if missing := _next_recorded(history, consumed, reached, unfinished, has_ended=bool(unheard) or not new):
+        where, what = missing
+        first = min(unheard or found or unfinished, key=lambda position: position.sort_key, default=None)
+        raise NondeterminismError(
+            f"the history goes on with {what}, which the code does not reach: it does something else first, at {first}. {_REMEDY}",
+            position=where,
+            expected=what,
+            found=f"something new at {first}" if first is not None else "nothing",
+        )
+    if sealed := [position for position in unheard if position.step in history.steps]:
+        first = min(sealed, key=lambda position: position.sort_key)
+        raise NondeterminismError(
+            f"step {first.step} is sealed in the history, but the code reached {first}, which it does not have there. {_REMEDY}",
+            position=first.text,
+            expected={"step": first.step, "activities": history.steps[first.step].activities},
+            found={"step": first.step, "new": first.text},
+        )
+
+
+def _next_recorded(
+    history: History, consumed: int, reached: Collection[str], unfinished: Sequence[Position], *, has_ended: bool
+) -> tuple[str, str] | None:
+    """The first thing of the history that a replay at rest has not passed: where it is, and what. What could follow on an effect of which the history
+    has no outcome is not missed: in the same body, or in a later step."""
+    missing: list[tuple[int, str, str]] = []
+    for texts in history.by_step.values():
+        for text in texts:
+            recorded = history.activities[text]
+            where = recorded.position
+            follows = any(where.step > each.step or (where.path, where.step) == (each.path, each.step) for each in unfinished)
+            if text not in reached and not follows:
+                missing.append((recorded.started_seq, text, f"{recorded.kind} {recorded.name!r}"))
+    for frontier in history.frontiers[consumed:]:
+        first = min(frontier.entries, key=lambda position: position.sort_key)
+        if not any(first.step > each.step for each in unfinished):
+            missing.append((frontier.seq, first.text, f"frontier {frontier.generation}"))
+    if has_ended and history.end is not None and history.end.type is EventType.RUN_COMPLETED:
+        missing.append((history.end.seq, f"step {max(history.steps, default=0)}", "the end of the run"))
+    if not missing:
+        return None
+    _, text, what = min(missing)
+    return text, what

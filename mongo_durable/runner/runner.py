@@ -25,6 +25,7 @@ from mongo_durable.errors import AttemptOver, ConfigurationError, DurableError, 
 from mongo_durable.langgraph.app import App
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.runner.fleet import Fleet
+from mongo_durable.runner.janitor import Janitor
 from mongo_durable.store import claims, runs
 from mongo_durable.store.connection import Endpoint
 from mongo_durable.store.due import Due
@@ -62,6 +63,9 @@ class Runner:
         workflow_concurrency: How many of them may be of one workflow, by its name; for all others `concurrency` alone counts.
         lease: How long this process may be silent before others take its runs over.
         sweep_interval: How often it looks for work that no hint told of, and for dead processes.
+        retention: How long the runs of a workflow, by its name, are kept after their end: what is older is pruned in the background, a few documents
+            at a time. None, or a workflow that is not named: for ever.
+        retention_interval: How often it looks for such runs.
         use_change_stream: False opens none, for a role or a proxy that allows none: work is then found by the sweep alone, so at its interval.
     """
 
@@ -73,6 +77,8 @@ class Runner:
         workflow_concurrency: Mapping[str, int] | None = None,
         lease: timedelta = DEFAULT_LEASE,
         sweep_interval: timedelta | None = None,
+        retention: Mapping[str, timedelta] | None = None,
+        retention_interval: timedelta = timedelta(minutes=10),
         use_change_stream: bool = True,
     ) -> None:
         if not apps:
@@ -82,17 +88,21 @@ class Runner:
         first = apps[0].endpoint
         if any((app.endpoint.uri, app.endpoint.client, app.endpoint.database) != (first.uri, first.client, first.database) for app in apps):
             raise ConfigurationError("the apps of one Runner share one database: make a Runner for each")
+        if any(app.endpoint.cipher is not first.cipher for app in apps):
+            raise ConfigurationError("the apps of one Runner share one cipher: give all of them the same, with all keys")
         self._apps = {(app.name, app.version): app for app in apps}
         if len(self._apps) != len(apps):
             raise ConfigurationError("two apps have the same name and version")
         # A connection and an identity of its own: calls that the application makes on its apps outlive the runner.
-        self._endpoint = Endpoint(first.uri, first.database, first.client)
+        self._endpoint = Endpoint(first.uri, first.database, first.client, first.cipher)
         self._concurrency = concurrency
         self._workflow_concurrency = dict(workflow_concurrency or {})
         if unknown := self._workflow_concurrency.keys() - {app.name for app in apps}:
             raise ConfigurationError(f"workflow_concurrency names workflows that this runner does not serve: {', '.join(sorted(unknown))}")
         if any(most < 1 for most in self._workflow_concurrency.values()):
             raise ConfigurationError("workflow_concurrency is at least 1 for each workflow")
+        self._janitor = Janitor(retention or {}, retention_interval)
+        self._cleaning: asyncio.Task[None] | None = None
         self._lease = lease
         self._use_change_stream = use_change_stream
         self._sweep_interval = (sweep_interval or lease / 2).total_seconds()
@@ -147,6 +157,8 @@ class Runner:
         self._sweep_at = 0.0
         self._is_draining = False
         self._dispatcher = asyncio.create_task(self._dispatch(self.process), name="mongo_durable-runner")
+        if self._janitor.has_work:
+            self._cleaning = asyncio.create_task(self._janitor.run(self.process.connection), name="mongo_durable-janitor")
 
     async def stop(self, grace: timedelta = timedelta(seconds=10)) -> bool:
         """Claim nothing more; let each running attempt stop before its next effect, or end; release those that do neither in time.
@@ -162,11 +174,12 @@ class Runner:
         for attempt in self.process.running.values() if self.process is not None else ():
             if attempt is not None:
                 attempt.drain()
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._dispatcher
-            self._dispatcher = None
+        for task in (self._dispatcher, self._cleaning):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._dispatcher = self._cleaning = None
         _, late = await asyncio.wait(self._attempts.values(), timeout=grace.total_seconds()) if self._attempts else (set(), set())
         for task in late:
             task.cancel()
@@ -224,6 +237,7 @@ class Runner:
                 if task is not None:
                     task.cancel()  # what it still does would be refused
                 continue
+            self._is_to_look |= change.is_left_to_runners
             if change.status is not None and change.status not in _CLAIMABLE:
                 self._forget(change.run_id)  # somebody has it
                 self._is_to_look |= self._is_crowded  # and a place of its limit may be free now

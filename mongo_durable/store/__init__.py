@@ -4,7 +4,8 @@
 - `schema`: every collection, index, validator and view; `documents`: what stands in them.
 - `appender`: group commit of activity events (the fence); `events`: reading a history.
 - `heads`, `runs`, `claims`, `frontiers`: changes of a run's state, the head first, the event last.
-- `payloads`: values too large for their document; `wakeups`: the change stream.
+- `payloads`: the way of every value into its document and back: encrypted (`sealing`), and cut where it is too large; `wakeups`: the change stream.
+- `roles`: who may do what; `diagnosis`: what of a deployment needs attention.
 - `faults`: driver errors become ours; `failpoints`: where tests break things.
 
 Lock order: `runs`, then `frontiers`, `resolutions`, `threads`, `thread_states`, `activity_events`. All are of one run; nothing is shared between runs

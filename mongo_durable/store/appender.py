@@ -39,6 +39,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import BulkWriteError, ExecutionTimeout, NetworkTimeout, PyMongoError
 
 from mongo_durable import telemetry
+from mongo_durable.encryption import Cipher
 from mongo_durable.errors import AttemptOver, CorruptHistory, DurableError, PayloadTooLarge, StoreError, StoreUnavailable, Superseded
 from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
@@ -120,6 +121,7 @@ class Appender:
         linger_s: float = LINGER_S,
     ) -> None:
         self._events = connection.activity_events
+        self._cipher = connection.cipher
         self._deadline_s = deadline_s
         self._give_up_s = give_up_s
         self._linger_s = linger_s
@@ -154,7 +156,7 @@ class Appender:
             )
         # A value that cannot be encoded, or not be sent, fails its caller here, not the flight and with it every other run.
         with no_driver_errors():
-            entry = _entry(channel, event)
+            entry = _entry(channel, event, self._cipher)
         channel.seq = event.seq
         channel.queue.append(entry)
         channel.idle.clear()
@@ -203,7 +205,7 @@ class Appender:
 
     def fill(self, channel: Channel, event: Event) -> asyncio.Future[int]:
         """The transaction was aborted for good: `event` takes the reserved seq, before what was enqueued meanwhile, so that no hole is left."""
-        entry = _entry(channel, event)
+        entry = _entry(channel, event, self._cipher)
         channel.queue.appendleft(entry)
         self.free(channel)
         return entry.acknowledged
@@ -398,8 +400,8 @@ class Appender:
         return True
 
 
-def _entry(channel: Channel, event: Event) -> _Entry:
-    encoded = bson.encode(event_document(event, ObjectId()))  # a value that cannot be encoded fails its caller here, not the flight
+def _entry(channel: Channel, event: Event, cipher: Cipher | None) -> _Entry:
+    encoded = bson.encode(event_document(event, ObjectId(), cipher))  # a value that cannot be encoded fails its caller here, not the flight
     if len(encoded) > _LARGEST_DOCUMENT:
         raise PayloadTooLarge(
             f"run {channel.run_id}: event {event.seq} is larger than MongoDB takes",

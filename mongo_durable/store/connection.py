@@ -23,6 +23,7 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.read_concern import ReadConcern
 
+from mongo_durable.encryption import Cipher
 from mongo_durable.errors import ConfigurationError
 from mongo_durable.store.faults import no_driver_errors
 
@@ -51,9 +52,10 @@ class Endpoint:
         uri: A MongoDB URI. May be None when a client is given; then the change stream and the heartbeat use copies of that client's settings.
         client: A PyMongo `AsyncMongoClient` or a Motor `AsyncIOMotorClient`. It is never closed by mongo_durable.
         database: Name of the database.
+        cipher: What encrypts values; None stores them as they are.
     """
 
-    def __init__(self, uri: str | None, database: str = DEFAULT_DATABASE, client: Any = None) -> None:
+    def __init__(self, uri: str | None, database: str = DEFAULT_DATABASE, client: Any = None, cipher: Cipher | None = None) -> None:
         if uri is None and client is None:
             raise ConfigurationError("no MongoDB: pass uri= or client=, or set MONGO_DURABLE_URI")
         if client is not None and not hasattr(client, "get_database"):
@@ -63,6 +65,7 @@ class Endpoint:
         self.uri = uri
         self.client = client
         self.database = database
+        self.cipher = cipher
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Connection] = weakref.WeakKeyDictionary()
 
     def connection(self) -> Connection:
@@ -70,7 +73,8 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         found = self._connections.get(loop)
         if found is None or found.is_closed:
-            found = Connection(self.client if self.client is not None else self._new_async_client(), self.database, is_owned=self.client is None)
+            client = self.client if self.client is not None else self._new_async_client()
+            found = Connection(client, self.database, is_owned=self.client is None, cipher=self.cipher)
             self._connections[loop] = found
         return found
 
@@ -113,10 +117,15 @@ def _client(driver: Callable[..., T], uri: str) -> T:
 
 
 class Connection:
-    """The collections of one database, on one client, for one event loop."""
+    """The collections of one database, on one client, for one event loop.
 
-    def __init__(self, client: Any, database: str, *, is_owned: bool) -> None:
+    Attributes:
+        cipher: What encrypts values on their way, or None.
+    """
+
+    def __init__(self, client: Any, database: str, *, is_owned: bool, cipher: Cipher | None = None) -> None:
         self.client = client
+        self.cipher = cipher
         self.is_owned = is_owned
         self.is_motor = type(client).__module__.startswith("motor.")
         self.is_closed = False

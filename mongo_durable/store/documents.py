@@ -9,10 +9,12 @@ from typing import Any
 
 from bson import ObjectId
 
-from mongo_durable.errors import ConfigurationError, SchemaVersionMismatch
+from mongo_durable.encryption import Cipher
+from mongo_durable.errors import ConfigurationError, CorruptHistory, SchemaVersionMismatch
 from mongo_durable.protocol.events import OUTCOMES, ActivityKind, Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.frontier import UNANSWERED, AnswerChannel, Audience, FrontierEntry
 from mongo_durable.protocol.identity import Position
+from mongo_durable.store.sealing import open_error, seal_error
 
 SCHEMA_VERSION = 1
 Document = dict[str, Any]
@@ -33,8 +35,12 @@ def check_version(document: Mapping[str, Any]) -> None:
         )
 
 
-def event_document(event: Event, event_id: ObjectId) -> Document:
-    """The document of `event`. `event_id` is made before the first send and never changes, so that a repeated send is recognised."""
+def event_document(event: Event, event_id: ObjectId, cipher: Cipher | None = None) -> Document:
+    """The document of `event`. `event_id` is made before the first send and never changes, so that a repeated send is recognised.
+
+    Args:
+        cipher: Encrypts its error; its value is given as stored.
+    """
     document: Document = {
         "_id": event_id,
         "run_id": event.run_id,
@@ -60,7 +66,7 @@ def event_document(event: Event, event_id: ObjectId) -> Document:
     if event.type in _WITH_VALUE:
         document["value"] = event.value
     if event.error is not None:
-        document["error"] = dict(event.error)
+        document["error"] = seal_error(cipher, event.run_id, event.error)
     if event.type in OUTCOMES:
         document["outcome"] = True  # the unique partial index on (run_id, activity_id) counts these: the database itself enforces I3
     document.update(event.data)
@@ -92,16 +98,21 @@ _COMMON = frozenset(
 )
 
 
-def event_from(document: Mapping[str, Any]) -> Event:
+def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Event:
     """The event that `document` stands for.
 
     Raises:
         SchemaVersionMismatch: It is of a newer release.
+        CorruptHistory: Nobody but a hand can have written it.
     """
     check_version(document)
-    position = document.get("position")
-    kind = document.get("kind")
-    event_type = EventType(document["type"])
+    try:
+        event_type = EventType(document["type"])
+        position = Position.parse(document["position"]) if document.get("position") is not None else None
+        kind = ActivityKind(document["kind"]) if document.get("kind") is not None else None
+    except (ValueError, TypeError, AttributeError):
+        run_id, seq = document["run_id"], document["seq"]
+        raise CorruptHistory(f"run {run_id}: event {seq} has a type, kind or position that there is not", run_id=run_id, seq=seq) from None
     data = {name: value for name, value in document.items() if name not in _COMMON}
     if event_type is EventType.STEP_COMMITTED:
         data["step"] = document["step"]
@@ -112,18 +123,18 @@ def event_from(document: Mapping[str, Any]) -> Event:
         type=event_type,
         at=document.get("at"),
         activity_id=document.get("activity_id"),
-        position=Position.parse(position) if position is not None else None,
-        kind=ActivityKind(kind) if kind is not None else None,
+        position=position,
+        kind=kind,
         name=document.get("name"),
         input_digest=document.get("input_digest"),
         value=document.get("value"),
-        error=document.get("error"),
+        error=open_error(cipher, document["run_id"], document.get("error")),
         data=data,
     )
 
 
-def entry_document(entry: FrontierEntry, value: Any) -> Document:
-    """An entry inside its frontier; `value` is the entry's value or the reference that stands for it."""
+def entry_document(entry: FrontierEntry, value: Any, default: Any) -> Document:
+    """An entry inside its frontier; `value` and `default` are the entry's as stored."""
     return {
         "activity_id": entry.activity_id,
         "position": entry.position.text,
@@ -133,7 +144,7 @@ def entry_document(entry: FrontierEntry, value: Any) -> Document:
         "response_schema": dict(entry.response_schema) if entry.response_schema is not None else None,
         "digest": entry.digest,
         "expires_at": entry.expires_at,
-        **({} if entry.default is UNANSWERED else {"default": entry.default}),
+        **({} if entry.default is UNANSWERED else {"default": default}),
         **_audience_fields(entry),
     }
 
@@ -146,8 +157,8 @@ def _audience_fields(entry: FrontierEntry) -> Document:
     return {"audience": entry.audience.first, "escalates_to": entry.audience.then, "escalates_at": entry.escalates_at}
 
 
-def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
-    """The entry that `document` stands for, with its value brought in."""
+def entry_from(document: Mapping[str, Any], value: Any, default: Any) -> FrontierEntry:
+    """The entry that `document` stands for, with its value and its default brought in."""
     return FrontierEntry(
         activity_id=document["activity_id"],
         position=Position.parse(document["position"]),
@@ -157,7 +168,7 @@ def entry_from(document: Mapping[str, Any], value: Any) -> FrontierEntry:
         response_schema=document["response_schema"],
         digest=document["digest"],
         expires_at=document.get("expires_at"),
-        default=document.get("default", UNANSWERED),
+        default=default if "default" in document else UNANSWERED,
         audience=Audience(first=document["audience"], then=document.get("escalates_to")) if "audience" in document else None,
         escalates_at=document.get("escalates_at"),
     )
@@ -281,7 +292,7 @@ class RunHead:
         turn: Of the thread, from 1; 0 while the run is queued on it.
         base_thread, base_turn: The thread and turn whose committed state the run starts from; turn 0 means from nothing.
         input, output: As stored: a large one is a reference until `heads.get` brings it in.
-        settings: The run's own configuration, the same in every attempt (plain value).
+        settings: The run's own configuration, the same in every attempt (as stored, like input and output).
         is_cancel_requested: It was marked to be stopped: by a person, or because its deadline has passed (is_past_deadline).
         priority: Higher goes first.
         available_at: When the run can go on by itself: not before this, if it waits; at its frontier's deadline, if it is suspended (None: never).

@@ -29,6 +29,7 @@ from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import Lost
 from mongo_durable.store.payloads import bring_in, move_out_each
+from mongo_durable.store.sealing import require_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,13 @@ async def add(connection: Connection, frontier: StoredFrontier, answers: Mapping
     Raises:
         DraftConflict: Somebody else has answered one of the questions otherwise.
         ResolutionConflict, FrontierExpired, StaleGeneration, RunNotSuspended: The frontier is not open any more.
+        DecryptionFailed: As in `frontiers.resolve`.
 
     Writes: `drafts`; with the last answer `runs`, `frontiers`, `resolutions`, `activity_events` as well, in one transaction.
     Invariants: I6, I10.
     """
     draft_id = f"{frontier.run_id}/{frontier.generation}"
+    require_open(frontier.run_id, [entry.value for entry in frontier.entries])
     digests = {activity_id: digest(answer) for activity_id, answer in answers.items()}
     stored = await move_out_each(connection, frontier.run_id, answers)
     await _make(connection, frontier, draft_id)

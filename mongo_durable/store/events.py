@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import Document, event_from
-from mongo_durable.store.faults import store_call
-from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.faults import no_driver_errors, store_call
+from mongo_durable.store.payloads import assemble, bring_in
+from mongo_durable.store.sealing import require_open, sealed_error
 
 _ONE_BATCH = 1_000_000  # the reply is cut at 16 MB anyway; a normal history is one reply
 
@@ -32,10 +34,45 @@ async def read_history(connection: Connection, run_id: str, *, up_to: int | None
     documents: list[Document] = await connection.activity_events.find(wanted, batch_size=_ONE_BATCH).sort("seq", 1).to_list(None)
     for index, document in enumerate(documents, start=after + 1):
         if document["seq"] != index:
-            raise CorruptHistory(f"run {run_id}: event {index} is missing", run_id=run_id, seq=index)
+            raise _hole(run_id, index)
     if up_to is not None and len(documents) != up_to - after:
         raise CorruptHistory(f"run {run_id}: the history ends at event {after + len(documents)}, expected {up_to}", run_id=run_id, seq=up_to)
-    return await _with_values(connection, run_id, [event_from(document) for document in documents])
+    return await _with_values(connection, run_id, [event_from(document, connection.cipher) for document in documents])
+
+
+def require_readable(run_id: str, recorded: Iterable[Event]) -> None:
+    """Refuse a history with values that this process cannot decrypt: who executes or copies the run has to know them.
+
+    Raises:
+        DecryptionFailed: There is one.
+    """
+    for event in recorded:
+        require_open(run_id, [event.value, *event.data.get("answers", {}).values(), sealed_error(event.error)])
+
+
+async def each_document(connection: Connection, run_id: str) -> AsyncGenerator[Document, None]:
+    """The stored events of a run in order of `seq`, with large values brought in and encrypted ones left so, one at a time: for a history that may be
+    larger than memory.
+
+    Raises:
+        CorruptHistory: There is a hole.
+    """
+    seq = 0
+    with no_driver_errors():
+        async for document in connection.activity_events.find({"run_id": run_id}).sort("seq", 1):
+            seq += 1
+            if document["seq"] != seq:
+                raise _hole(run_id, seq)
+            answers: dict[str, Any] = document.get("answers") or {}
+            whole = await assemble(connection, run_id, [document.get("value"), *answers.values()])
+            if "value" in document:
+                document["value"] = whole[0]
+            answers.update(zip(answers, whole[1:], strict=True))
+            yield document
+
+
+def _hole(run_id: str, seq: int) -> CorruptHistory:
+    return CorruptHistory(f"run {run_id}: event {seq} is missing", run_id=run_id, seq=seq)
 
 
 async def _with_values(connection: Connection, run_id: str, events: list[Event]) -> list[Event]:

@@ -10,7 +10,10 @@ from enum import StrEnum
 
 
 class FailPoint(StrEnum):
-    """`<write>.before` and `.after` the write as the caller sees it; `.inside` between the head and the event of one transaction."""
+    """`<write>.before` and `.after` the write as the caller sees it; `.inside` between the head and the event of one transaction.
+
+    Pruning is many writes: `.before` its mark, `.marked` behind that, `.inside` and `.after` each of its transactions, and after its last write.
+    """
 
     SUBMIT_BEFORE = "submit.before"
     SUBMIT_INSIDE = "submit.inside"
@@ -49,6 +52,10 @@ class FailPoint(StrEnum):
     FORK_BEFORE = "fork.before"
     FORK_INSIDE = "fork.inside"
     FORK_AFTER = "fork.after"
+    PRUNE_BEFORE = "prune.before"
+    PRUNE_MARKED = "prune.marked"
+    PRUNE_INSIDE = "prune.inside"
+    PRUNE_AFTER = "prune.after"
     RELEASE_BEFORE = "release.before"
     RELEASE_AFTER = "release.after"
 

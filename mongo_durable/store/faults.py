@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -15,16 +16,39 @@ from mongo_durable.errors import (
     ConfigurationError,
     CorruptHistory,
     DurableError,
+    NotPermitted,
     PayloadError,
     PayloadTooLarge,
     StoreError,
     StoreUnavailable,
 )
+from mongo_durable.store.roles import TABLE, roles_allowing
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NOT_ALLOWED = {13, 18, 8000}  # Unauthorized, AuthenticationFailed, Atlas' own "not allowed"
+UNAUTHORIZED = 13
+_AUTHENTICATION_FAILED = 18
+_ATLAS = 8000  # Atlas' own refusals, of users and of commands
+
+# What a refusal says of itself: the server names the command and would quote all of it, Atlas names the action and the collection.
+_REFUSED_COMMAND = re.compile(r"^not authorized on (\S+) to execute command \{ (\w+): (?:\"([\w.$-]+)\")?")
+_REFUSED_ON_ATLAS = re.compile(r"^user is not allowed to do action \[(\w+)\] on \[([^.\]]+)\.?([\w.$-]*)\]")
+_ACTIONS = {
+    "find": "find",
+    "aggregate": "find",
+    "count": "find",
+    "distinct": "find",
+    "insert": "insert",
+    "update": "update",
+    "findAndModify": "update",
+    "delete": "remove",
+    "create": "createCollection",
+    "createIndexes": "createIndex",
+    "collMod": "collMod",
+    "listIndexes": "listIndexes",
+}
+"""Commands that name a collection, and the right that they need."""
 _TOO_LARGE = {10334, 17280}
 _VALIDATION = 121
 _MAJORITY_LOST = {64, 91, 189, 10107, 13435, 11600, 11602, 13436}
@@ -54,8 +78,10 @@ def translate(error: Exception) -> DurableError:
 
 
 def _translate_code(error: errors.OperationFailure) -> DurableError:
-    if error.code in _NOT_ALLOWED:
-        return ConfigurationError(f"MongoDB refused the operation (code {error.code}): the user lacks a right, or name and password are wrong")
+    if error.code == _AUTHENTICATION_FAILED or (error.code == _ATLAS and "authentication failed" in str(error)):
+        return ConfigurationError("MongoDB refused the user: name or password is wrong, or authSource= names another database than the user's")
+    if error.code in (UNAUTHORIZED, _ATLAS):
+        return _not_permitted(error)
     if error.code in _TOO_LARGE:
         return PayloadTooLarge("a document would be larger than 16 MB, the limit of MongoDB", size=0, limit=16 * 1024 * 1024)
     if error.code == _VALIDATION:
@@ -63,6 +89,37 @@ def _translate_code(error: errors.OperationFailure) -> DurableError:
     if error.code in _MAJORITY_LOST or error.has_error_label("RetryableWriteError") or error.has_error_label("TransientTransactionError"):
         return StoreUnavailable()
     return StoreError(f"MongoDB refused the operation with code {error.code}")
+
+
+def _not_permitted(error: errors.OperationFailure) -> NotPermitted:
+    # Only names are taken from the server's text: the rest of it is the command, with its values.
+    text = str((error.details or {}).get("errmsg", ""))
+    action = collection = None
+    if found := _REFUSED_COMMAND.match(text):
+        command = found[2]
+        action = _ACTIONS.get(command, command)
+        if command == "aggregate" and "$changeStream" in text:
+            action = "changeStream"
+        elif action == "update" and "upsert: true" in text:
+            action = "insert"  # it takes both, and who may insert may update
+        collection = found[3] if command in _ACTIONS else None
+    elif found := _REFUSED_ON_ATLAS.match(text):
+        first, *rest = found[1].split("_")  # CHANGE_STREAM there, changeStream everywhere else
+        action = "".join([first.lower(), *(part.title() for part in rest)]) if first.isupper() else found[1]
+        collection = found[3] or None
+    if action is None:
+        return NotPermitted(
+            f"MongoDB refused the operation (code {error.code}): the user lacks a right for it; `mongo-durable init --roles` makes roles"
+        )
+    roles = list(roles_allowing(action, collection)) if collection is not None else []
+    what = f"{action} on {collection}" if collection is not None else action
+    if roles:
+        remedy = f"give it the role {' or '.join(roles)} (`mongo-durable init --roles` makes them)"
+    elif collection is None or collection in TABLE:
+        remedy = "that takes an admin"
+    else:
+        remedy = "the collection is not mongo_durable's; grant the user this right"
+    return NotPermitted(f"this database user may not {what}: {remedy}", action=action, collection=collection, roles=roles)
 
 
 @contextmanager

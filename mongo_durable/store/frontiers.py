@@ -26,7 +26,7 @@ from mongo_durable.errors import (
 )
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
-from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, in_position_order
+from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_digest, in_position_order
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
@@ -47,6 +47,7 @@ from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
+from mongo_durable.store.sealing import require_open, seal
 
 _SOMEBODY = Answerer()
 
@@ -76,6 +77,7 @@ async def suspend(
     run_id, generation = head.run_id, head.generation + 1
     ordered = in_position_order(entries)
     values = await move_out_all(connection, run_id, [entry.value for entry in ordered])
+    defaults = [None if entry.default is UNANSWERED else seal(connection.cipher, run_id, entry.default) for entry in ordered]
     whole = frontier_digest(ordered)
     remembered = await memory.documents(connection, head, unsaved)
     frontier_id = f"{run_id}/{generation}"
@@ -113,7 +115,7 @@ async def suspend(
         dated = [_dated(entry, opened_at) for entry in ordered]
         opened = {
             **document,
-            "entries": [entry_document(entry, value) for entry, value in zip(dated, values, strict=True)],
+            "entries": [entry_document(entry, value, default) for entry, value, default in zip(dated, values, defaults, strict=True)],
             "opened_at": opened_at,
             "expires_at": moved["available_at"],
         }
@@ -169,9 +171,11 @@ def _listed(entry: FrontierEntry) -> Document:
 
 async def _from_document(connection: Connection, document: Mapping[str, Any]) -> StoredFrontier:
     check_version(document)
-    values = await bring_in(connection, document["run_id"], [entry["value"] for entry in document["entries"]])
+    run_id, entries = document["run_id"], document["entries"]
+    values = await bring_in(connection, run_id, [entry["value"] for entry in entries])
+    defaults = await bring_in(connection, run_id, [entry.get("default") for entry in entries])
     return StoredFrontier(
-        run_id=document["run_id"],
+        run_id=run_id,
         workflow=document["workflow"],
         thread_id=document["thread_id"],
         generation=document["generation"],
@@ -179,7 +183,7 @@ async def _from_document(connection: Connection, document: Mapping[str, Any]) ->
         seq=document["seq"],
         fence=document["fence"],
         attempt=document["attempt"],
-        entries=tuple(entry_from(entry, value) for entry, value in zip(document["entries"], values, strict=True)),
+        entries=tuple(entry_from(*each) for each in zip(entries, values, defaults, strict=True)),
         digest=document["digest"],
         opened_at=document["opened_at"],
         expires_at=document["expires_at"],
@@ -202,19 +206,30 @@ async def open_frontiers(
     run_id: str | None = None,
     audience: str | None = None,
     limit: int = 1000,
+    after: heads.Cursor | None = None,
 ) -> list[StoredFrontier]:
-    """Frontiers that wait for answers, oldest first; of an audience, those with a question that it is asked now."""
+    """Frontiers that wait for answers, oldest first; of an audience, those with a question that it is asked now.
+
+    Args:
+        after: Where the page before ended.
+    """
     wanted: dict[str, Any] = {"status": FrontierStatus.OPEN.value}
     if workflow is not None:
         wanted["workflow"] = workflow
-    if thread_id is not None:
-        wanted["thread_id"] = thread_id
     if run_id is not None:
         wanted["run_id"] = run_id
+    if thread_id is not None:
+        # Only the run that holds a thread can be suspended.
+        thread = await connection.threads.find_one({"_id": thread_id}, {"active_run": 1})
+        if thread is None or thread["active_run"] is None or run_id not in (None, thread["active_run"]):
+            return []
+        wanted["run_id"] = thread["active_run"]
     if audience is not None:
         escalated = {"$elemMatch": {"escalates_to": audience, "escalates_at": {"$lte": await connection.server_time()}}}
-        wanted["$or"] = [{"entries.audience": audience}, {"entries": escalated}]
-    documents = await connection.frontiers.find(wanted).sort("opened_at", 1).limit(limit).to_list(None)
+        # Not an `$or` at this level: see `heads.paged`.
+        wanted["$and"] = [{"$or": [{"entries.audience": audience}, {"entries": escalated}]}]
+    page = heads.paged([wanted], "opened_at", after, is_newest_first=False)
+    documents = await connection.frontiers.find(page).sort([("opened_at", 1), ("_id", 1)]).limit(limit).to_list(None)
     return [await _from_document(connection, document) for document in documents]
 
 
@@ -238,10 +253,12 @@ async def resolve(
         UnknownActivity, IncompleteResolution: The answers are not exactly the frontier's.
         ResolutionConflict: Other answers were first.
         FrontierExpired, StaleGeneration, RunNotSuspended: The frontier is not open any more.
+        DecryptionFailed: The questions are encrypted, and this process cannot read them: its answers would be stored in the clear.
 
     Writes: `runs`, `frontiers`, `resolutions`, `activity_events` in one transaction; the body may run more than once.
     Invariants: I6, I10.
     """
+    require_open(frontier.run_id, [entry.value for entry in frontier.entries])
     check_complete(frontier, answers)
     answers_digest = digest(dict(answers))
     stored = await move_out_each(connection, frontier.run_id, answers)
@@ -317,7 +334,7 @@ async def _close(connection: Connection, session: Session, frontier: StoredFront
     """
     frontier_id = f"{frontier.run_id}/{frontier.generation}"
     expected = {"_id": frontier_id, "status": FrontierStatus.OPEN.value, "$expr": condition}
-    closed = await connection.frontiers.update_one(expected, {"$set": {"status": status.value}}, session=session)
+    closed = await connection.frontiers.update_one(expected, [{"$set": {"status": status.value, "closed_at": "$$NOW"}}], session=session)
     if closed.matched_count != 1:
         raise Lost
 
@@ -361,6 +378,12 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
         )
 
     resolution, stored, head = await connection.transaction(body)
+    is_waiting = head is not None and head["status"] == RunStatus.SUSPENDED.value and head["generation"] == generation
+    if is_waiting and resolution is not None and stored is not None and stored["status"] == FrontierStatus.OPEN.value:
+        raise CorruptHistory(
+            f"run {run_id}: generation {generation} is open, with a resolution beside it that somebody has inserted by hand: remove it, and answer",
+            run_id=run_id,
+        )
     if resolution is not None:
         if resolution["answers_digest"] == answers_digest:
             return resolution_from(resolution)
@@ -371,7 +394,7 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
     if is_past or stored["status"] == FrontierStatus.EXPIRED.value:
         deadline = min(each for each in (stored["expires_at"], head.get("deadline_at")) if each is not None)  # its own, or the run's
         raise FrontierExpired(f"run {run_id}: generation {generation} passed its deadline at {deadline:%Y-%m-%d %H:%M:%SZ}", run_id=run_id)
-    if head["generation"] == generation and head["status"] == RunStatus.SUSPENDED.value:
+    if is_waiting:
         raise CorruptHistory(
             f"run {run_id}: generation {generation} can take no answer: an event stands behind it already", run_id=run_id, seq=frontier.seq + 1
         )

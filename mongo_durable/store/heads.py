@@ -7,37 +7,44 @@ Rule T2: the event is the last write. Rule T3: a duplicate key inside means lost
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
 from pymongo import ReturnDocument
 
-from mongo_durable.errors import RunNotFound
+from mongo_durable.errors import ConfigurationError, RunNotFound
 from mongo_durable.protocol.events import Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in
+from mongo_durable.store.sealing import open_error
 
-NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE"}
-"""What every change from running to another status sets: nobody executes the run, and it holds no place of its limit."""
+NOT_RUNNING: Mapping[str, Any] = {"owner": None, "place": "$$REMOVE", "news": "$$REMOVE"}
+"""What every change from running to another status sets: nobody executes the run, it holds no place of its limit, and there is no news of it
+unless the change says so (`NEWS`)."""
 
 
+ALL_STATUSES = [status.value for status in RunStatus]
 NOT_ENDED = [status.value for status in RunStatus if not status.is_end]
 
 NEWS: Mapping[str, Any] = {
     "news": {"$concat": ["$workflow.name", "\n", "$workflow.version", "\n", {"$dateToString": {"date": "$$NOW"}}]},
 }
 """What every change to a status from which a run can be claimed sets, beside it: a change stream tells of an update only what is new in it, and a
-runner that hears of a run has to know whether it serves it. The time makes it new each time."""
+runner that hears of a run has to know whether it serves it. The time makes it new each time. The server refuses a ready run without it: a status that
+somebody changes by hand."""
 
 
 def milliseconds(duration: timedelta) -> int:
     """A duration as documents hold it, rounded."""
     return round(duration.total_seconds() * 1000)
+
+
+_VALUES = ("input", "output", "settings")
 
 
 class Lost(Exception):
@@ -62,7 +69,7 @@ async def insert_event(connection: Connection, session: Session | None, event: E
     """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
     if event.at is None:
         event = replace(event, at=datetime.now(UTC))
-    await connection.activity_events.insert_one(event_document(event, ObjectId()), session=session)
+    await connection.activity_events.insert_one(event_document(event, ObjectId(), connection.cipher), session=session)
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:
@@ -103,16 +110,66 @@ async def free_thread(connection: Connection, session: Session, thread_id: str, 
 
 @store_call
 async def get(connection: Connection, run_id: str) -> RunHead:
-    """The head of a run, with input and output brought in.
+    """The head of a run, with input, output and settings brought in.
 
     Raises:
-        RunNotFound: There is none.
+        RunNotFound: There is none, or it is being pruned.
     """
     document = await connection.runs.find_one({"_id": run_id})
-    if document is None:
+    if document is None or document.get("pruned_at") is not None:
         raise RunNotFound(f"there is no run {run_id!r} in database {connection.database.name!r}", run_id=run_id)
-    document["input"], document["output"] = await bring_in(connection, run_id, [document["input"], document.get("output")])
+    stored = [document.get(name) for name in _VALUES]
+    document |= zip(_VALUES, await bring_in(connection, run_id, stored), strict=True)
+    document["error"] = open_error(connection.cipher, run_id, document.get("error"))
     return head_from(document)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a page ends: the time and `_id` of its last document."""
+
+    at: datetime
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z/{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """The cursor that `text` stands for.
+
+        Raises:
+            ConfigurationError: It is none.
+        """
+        at, slash, name = text.partition("/")
+        try:
+            if slash and name:
+                return cls(datetime.fromisoformat(at), name)
+        except ValueError:
+            pass  # said below
+        raise ConfigurationError(f"after= takes the `cursor` of a run or frontier, not {text!r}")
+
+
+def paged(branches: Sequence[Mapping[str, Any]], field: str, after: Cursor | None, *, is_newest_first: bool) -> Document:
+    """A query of one page of a listing by `field` and `_id`. Each branch fixes the fields in front of those in an index, so that it is one scan in
+    order; the server merges the scans. All conditions stand in the branches: an `$or` beside others would not be planned branch by branch.
+
+    Args:
+        after: Where the page before ended, or None for the first one.
+    """
+    order = "$lt" if is_newest_first else "$gt"
+    behind: list[Document] = [{}] if after is None else [{field: {order: after.at}}, {field: after.at, "_id": {order: after.id}}]
+    found = [{**branch, **each} for branch in branches for each in behind]
+    return found[0] if len(found) == 1 else {"$or": found}
+
+
+async def branches(connection: Connection, statuses: Sequence[str], workflow: str | None, version: str | None = None) -> list[Document]:
+    """The scans that find runs with these statuses, of all workflows or of one, in order of submission."""
+    found: list[Document] = [{"status": status, "pruned_at": None} for status in statuses]
+    if workflow is None:
+        return found if version is None else [{**each, "workflow.version": version} for each in found]
+    known = [version] if version is not None else await versions(connection, workflow)
+    return [{"workflow.name": workflow, "workflow.version": each, **rest} for each in known for rest in found]
 
 
 @store_call
@@ -124,19 +181,34 @@ async def listing(
     version: str | None = None,
     thread_id: str | None = None,
     limit: int = 100,
+    after: Cursor | None = None,
 ) -> list[RunHead]:
-    """Heads, newest first, without bringing in large inputs and outputs."""
-    wanted: dict[str, Any] = {}
-    if status is not None:
-        wanted["status"] = status
-    if workflow is not None:
-        wanted["workflow.name"] = workflow
-    if version is not None:
-        wanted["workflow.version"] = version
-    if thread_id is not None:
-        wanted["thread_id"] = thread_id
-    documents = await connection.runs.find(wanted).sort("submitted_at", -1).limit(limit).to_list(None)
-    return [head_from(document) for document in documents]
+    """Heads, newest first, without bringing in large inputs and outputs.
+
+    For each of these an index has what is returned, and nothing else is examined: everything; a status; a workflow, also with a version, a status, or
+    both; a thread. What else is asked for is looked for among those.
+
+    Args:
+        after: Where the page before ended.
+    """
+    statuses = [status] if status is not None else ALL_STATUSES
+    if thread_id is None:
+        scans = await branches(connection, statuses, workflow, version)
+    else:
+        given = {"status": status, "workflow.name": workflow, "workflow.version": version}
+        scans = [{"thread_id": thread_id, "pruned_at": None, **{name: value for name, value in given.items() if value is not None}}]
+    if not scans:
+        return []  # a workflow without a run
+    page = paged(scans, "submitted_at", after, is_newest_first=True)
+    documents = await connection.runs.find(page).sort([("submitted_at", -1), ("_id", -1)]).limit(limit).to_list(None)
+    return [head_from({**document, "error": open_error(connection.cipher, document["_id"], document.get("error"))}) for document in documents]
+
+
+@store_call
+async def versions(connection: Connection, workflow: str) -> list[str]:
+    """The versions of a workflow that there are runs of: one entry of an index for each."""
+    found: list[str] = await connection.runs.distinct("workflow.version", {"workflow.name": workflow})
+    return found
 
 
 ENDING = {

@@ -11,6 +11,7 @@ from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, check_version
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.payloads import bring_in, move_out_all
+from mongo_durable.store.sealing import open_error, seal_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ async def documents(connection: Connection, head: RunHead, entries: Sequence[Mem
             "name": entry.name,
             "activity_id": entry.activity_id,
             "value": value,
-            "error": dict(entry.error) if entry.error is not None else None,
+            "error": seal_error(connection.cipher, head.run_id, entry.error),
         }
         for entry, value in zip(entries, values, strict=True)
     ]
@@ -62,10 +63,10 @@ async def transcript(connection: Connection, thread_id: str) -> list[StoredMemor
     values: dict[str, list[Any]] = {}
     for run_id in dict.fromkeys(document["run_id"] for document in found):
         values[run_id] = await bring_in(connection, run_id, [document["value"] for document in found if document["run_id"] == run_id])
-    return [_stored(document, values[document["run_id"]].pop(0)) for document in found]
+    return [_stored(connection, document, values[document["run_id"]].pop(0)) for document in found]
 
 
-def _stored(document: Document, value: Any) -> StoredMemory:
+def _stored(connection: Connection, document: Document, value: Any) -> StoredMemory:
     check_version(document)
     entry = MemoryEntry(
         seq=document["seq"],
@@ -73,6 +74,6 @@ def _stored(document: Document, value: Any) -> StoredMemory:
         name=document["name"],
         activity_id=document["activity_id"],
         value=value,
-        error=document["error"],
+        error=open_error(connection.cipher, document["run_id"], document["error"]),
     )
     return StoredMemory(run_id=document["run_id"], turn=document["turn"], entry=entry)

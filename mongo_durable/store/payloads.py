@@ -22,6 +22,7 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION, check_version
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.sealing import open_sealed, seal
 
 INLINE_LIMIT = 256 * 1024
 """Bytes of BSON up to which a value stays in its document."""
@@ -40,10 +41,11 @@ def size(value: Any) -> int:
 
 @store_call
 async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
-    """`value` itself if it is small, else a reference to its chunks, which are durable when this returns.
+    """The stored form of a value: itself, encrypted if there is a cipher; if it is large, a reference to its chunks, durable when this returns.
 
     Writes: `payloads`, insert only.
     """
+    value = seal(connection.cipher, run_id, value)
     encoded = bson.encode({"v": value})
     if len(encoded) <= INLINE_LIMIT:
         return value
@@ -53,9 +55,9 @@ async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
 @store_call
 async def move_out_all(connection: Connection, run_id: str, values: Sequence[Any]) -> list[Any]:
     """The same for values that share a document: beyond 4 MB together, the largest move out too."""
-    encoded = [bson.encode({"v": value}) for value in values]
+    kept = [seal(connection.cipher, run_id, value) for value in values]
+    encoded = [bson.encode({"v": value}) for value in kept]
     total = sum(len(data) for data in encoded)
-    kept = list(values)
     for index in sorted(range(len(encoded)), key=lambda index: -len(encoded[index])):
         if len(encoded[index]) <= INLINE_LIMIT and total <= DOCUMENT_BUDGET:
             break
@@ -102,7 +104,8 @@ async def _write(connection: Connection, run_id: str, encoded: bytes) -> dict[st
     return {ENVELOPE_KEY: REFERENCE_TYPE, "value": {"digest": digest, "size": len(encoded), "chunks": count}}
 
 
-def _reference(value: Any) -> dict[str, Any] | None:
+def reference_of(value: Any) -> dict[str, Any] | None:
+    """What stands in the place of a value that was moved out: digest, size, chunks; None for a value itself."""
     if isinstance(value, dict) and value.get(ENVELOPE_KEY) == REFERENCE_TYPE:
         reference: dict[str, Any] = value["value"]
         return reference
@@ -111,13 +114,25 @@ def _reference(value: Any) -> dict[str, Any] | None:
 
 @store_call
 async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
-    """The values with every reference replaced by what it stands for. One query whatever the number of references, none without any.
+    """The values with every reference replaced by what it stands for, and decrypted. One query whatever the number of references, none without any.
+
+    Raises:
+        DecryptionFailed: A value was changed, or the cipher's key is another one. Without the key, it stays as it is.
+        CorruptHistory: A chunk is missing or damaged.
+    """
+    values = await assemble(connection, run_id, values)
+    return values if connection.cipher is None else [open_sealed(connection.cipher, run_id, value) for value in values]
+
+
+@store_call
+async def assemble(connection: Connection, run_id: str, values: Iterable[Any]) -> list[Any]:
+    """The values with every reference replaced by what it stands for, and still encrypted if they are. See `bring_in`.
 
     Raises:
         CorruptHistory: A chunk is missing or damaged.
     """
     values = list(values)
-    wanted = {reference["digest"]: reference for value in values if (reference := _reference(value)) is not None}
+    wanted = {reference["digest"]: reference for value in values if (reference := reference_of(value)) is not None}
     if not wanted:
         return values
     parts: dict[str, dict[int, bytes]] = {digest: {} for digest in wanted}
@@ -132,4 +147,4 @@ async def bring_in(connection: Connection, run_id: str, values: Iterable[Any]) -
             raise CorruptHistory(f"run {run_id}: the stored value {digest} of {reference['size']} bytes is incomplete or damaged", run_id=run_id)
         found[digest] = encoded
     # Decoded once for each place it stands, so that no two places share an object.
-    return [bson.decode(found[reference["digest"]])["v"] if (reference := _reference(value)) is not None else value for value in values]
+    return [bson.decode(found[reference["digest"]])["v"] if (reference := reference_of(value)) is not None else value for value in values]

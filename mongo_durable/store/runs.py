@@ -11,7 +11,7 @@ from bson import ObjectId
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
-from mongo_durable.errors import RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
+from mongo_durable.errors import CorruptHistory, RunConflict, RunError, RunNotClaimable, Superseded, ThreadBusy
 from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import Event, EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.history import fold
@@ -25,7 +25,8 @@ from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_ENDED, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
-from mongo_durable.store.payloads import bring_in, move_out
+from mongo_durable.store.payloads import assemble, move_out, move_out_all
+from mongo_durable.store.sealing import open_sealed, require_open, seal_error
 
 PAST_DEADLINE = "RunDeadlineExceeded"
 """Type of the recorded error of a run that had not ended at its deadline."""
@@ -48,7 +49,7 @@ class Submission:
     Attributes:
         thread_id: The conversation; a run without one has a thread of its own, named like the run.
         input: Plain value (see `protocol.values`).
-        settings: Plain value: configuration that every attempt needs, small.
+        settings: Plain value: configuration that every attempt needs.
         topology: Digest of the graph's nodes and edges, where it is known; for people who look into a divergence.
         priority: Higher goes first.
         available_at: Not to be executed before this time, or this long from now by the server's clock; None: at once.
@@ -96,14 +97,14 @@ async def submit(
     """
     run_id = submission.run_id
     input_digest = digest(submission.input)
-    stored_input = await move_out(connection, run_id, submission.input)
+    stored_input, stored_settings = await move_out_all(connection, run_id, [submission.input, submission.settings])
     workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
     attempt = ObjectId()
 
     async def body(session: Session) -> tuple[Document, list[Event]]:
         thread = await _take_thread(connection, session, submission, is_queued_when_busy=is_queued_when_busy)
         await reach(FailPoint.SUBMIT_INSIDE)
-        head = _new_head(submission, workflow, stored_input, input_digest)
+        head = _new_head(submission, workflow, stored_input, stored_settings, input_digest)
         turn = {"turn": None, "base_turn": None}
         if thread is None:
             head |= {"is_queued": True}
@@ -135,7 +136,7 @@ async def submit(
     return Claim(head=head, owner=head.owner, attempt=attempt, seq=2, recorded=recorded)
 
 
-def _new_head(submission: Submission, workflow: Document, stored_input: Any, input_digest: str) -> Document:
+def _new_head(submission: Submission, workflow: Document, stored_input: Any, stored_settings: Any, input_digest: str) -> Document:
     optional: Document = {}
     if submission.deadline is not None:
         optional["deadline_at"] = _server_time(submission.deadline)
@@ -155,7 +156,7 @@ def _new_head(submission: Submission, workflow: Document, stored_input: Any, inp
         "base_turn": 0,
         "input": stored_input,
         "input_digest": input_digest,
-        "settings": submission.settings,
+        "settings": stored_settings,
         "output": None,
         "error": None,
         "priority": submission.priority,
@@ -226,6 +227,8 @@ async def _existing(connection: Connection, submission: Submission, input_digest
             thread_id=submission.thread_id,
             active_run=active,
         )
+    if found_run.get("pruned_at") is not None:
+        raise RunConflict(f"run {submission.run_id!r} is being pruned: choose another run_id", run_id=submission.run_id)
     head = head_from(found_run)
     found = (head.workflow, head.version, head.thread_id, head.input_digest)
     if found != (submission.workflow, submission.version, submission.thread_id, input_digest):
@@ -274,7 +277,8 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
     Invariants: I2, I10.
     """
     run_id, head = claimed.head.run_id, claimed.head
-    output = await move_out(connection, run_id, ending.output)
+    output = await move_out(connection, run_id, ending.output) if ending.type is EventType.RUN_COMPLETED else None
+    error = seal_error(connection.cipher, run_id, ending.error)
     remembered = await memory.documents(connection, head, ending.unsaved)
     state = ending.thread_state
     stored_state = None
@@ -297,7 +301,7 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             "status": status,
             "ended_at": "$$NOW",
             "output": {"$literal": output},
-            "error": {"$literal": ending.error},
+            "error": {"$literal": error},
         }
         await move_head(connection, session, _as_attempt(claimed), change)
         await reach(FailPoint.END_INSIDE)
@@ -361,15 +365,33 @@ async def committed_turn(connection: Connection, thread_id: str) -> int:
 
 @store_call
 async def thread_state(connection: Connection, thread_id: str, turn: int) -> ThreadState | None:
-    """The state that a thread had committed after a turn, or None for turn 0."""
-    if turn == 0:
-        return None
-    document = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
+    """The state that a thread had committed after a turn, or None for turn 0.
+
+    Raises:
+        CorruptHistory: It is gone.
+    """
+    document = await stored_state(connection, thread_id, turn)
     if document is None:
         return None
-    check_version(document)
-    (data,) = await bring_in(connection, document["run_id"], [document["data"]])
+    data = open_sealed(connection.cipher, document["run_id"], document["data"])
+    require_open(document["run_id"], [data])
     return ThreadState(serde_type=document["serde_type"], data=bytes(data))
+
+
+async def stored_state(connection: Connection, thread_id: str, turn: int) -> Document | None:
+    """The document of that state, whole, and encrypted if it is; None for turn 0.
+
+    Raises:
+        CorruptHistory: It is gone.
+    """
+    if turn == 0:
+        return None
+    document: Document | None = await connection.thread_states.find_one({"_id": f"{thread_id}/{turn}"})
+    if document is None:
+        raise CorruptHistory(f"the committed state of thread {thread_id!r} after turn {turn} is missing: it was deleted by hand")
+    check_version(document)
+    (document["data"],) = await assemble(connection, document["run_id"], [document["data"]])
+    return document
 
 
 @store_call
@@ -423,7 +445,7 @@ async def retry(connection: Connection, run_id: str) -> RunHead:
             "troubles": 0,
             "held_back": None,
         }
-        document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}}, change)
+        document = await move_head(connection, session, {"_id": run_id, "status": {"$in": retryable}, "pruned_at": None}, change)
         await reach(FailPoint.RETRY_INSIDE)
         thread = await connection.threads.find_one({"_id": before.thread_id}, session=session)
         if thread["active_run"] is not None:
@@ -549,7 +571,7 @@ async def _stop_suspended(connection: Connection, head: RunHead, stop: _Stop) ->
         await move_head(connection, session, expected, change)
         await reach(FailPoint.CANCEL_INSIDE)
         is_open = {"_id": frontier_id, "status": FrontierStatus.OPEN.value}
-        closed = await connection.frontiers.update_one(is_open, {"$set": {"status": closed_as.value}}, session=session)
+        closed = await connection.frontiers.update_one(is_open, [{"$set": {"status": closed_as.value, "closed_at": "$$NOW"}}], session=session)
         if closed.matched_count != 1:
             raise Lost
         await free_thread(connection, session, head.thread_id, head.run_id)

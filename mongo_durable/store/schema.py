@@ -3,7 +3,9 @@
 `ensure_schema` is an admin's step (`mongo-durable init`; an `App` or `Runner` with enough rights does it by itself the first time). It may be called
 any number of times, by any number of processes at once. Nothing is created inside a transaction.
 
-The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones.
+The validator of `activity_events` is minimal, because it is paid for at every append (a full one costs 25 %); the rare documents have full ones,
+which also say how their fields go together. What moves a run or a frontier to another status sets a field beside it that a hand would not think of
+(`news`, `ended_at`, `closed_at`), so the server refuses a status that somebody changes by hand.
 """
 
 from __future__ import annotations
@@ -13,26 +15,39 @@ from typing import Any
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from mongo_durable.errors import ConfigurationError, ReplicaSetRequired, SchemaVersionMismatch
+from mongo_durable.errors import ConfigurationError, NotPermitted, ReplicaSetRequired, SchemaVersionMismatch
 from mongo_durable.protocol.events import FrontierStatus, RunStatus
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SCHEMA_VERSION
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.roles import ROLES, privileges
+from mongo_durable.store.views import VIEWS
 
 OLDEST_SERVER = (6, 0)
 _META_ID = "schema"
 _NAMESPACE_EXISTS = 48
-_UNAUTHORIZED = 13
+_INDEX_NOT_FOUND = 27
 
 
-def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "$jsonSchema": {
-            "bsonType": "object",
-            "required": sorted(required),
-            "properties": {**required, **(optional or {})},
-        }
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None, *, rules: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    schema = {
+        "bsonType": "object",
+        "required": sorted(required),
+        "properties": {**required, **(optional or {})},
     }
+    return {"$jsonSchema": schema, **({"$expr": {"$and": rules}} if rules is not None else {})}
+
+
+def _is(field: str, *types: str) -> dict[str, Any]:
+    return {"$in": [{"$type": field}, list(types)]}
+
+
+def _implies(condition: dict[str, Any], consequence: dict[str, Any]) -> dict[str, Any]:
+    return {"$or": [{"$not": condition}, consequence]}
+
+
+def _status(*statuses: str) -> dict[str, Any]:
+    return {"$in": ["$status", list(statuses)]}
 
 
 _TEXT = {"bsonType": "string", "minLength": 1}
@@ -44,6 +59,21 @@ _ORDINAL = {"bsonType": ["int", "long"], "minimum": 1}
 _OBJECT_OR_NULL = {"bsonType": ["object", "null"]}
 _HEX_DIGEST = {"bsonType": "string", "pattern": "^[0-9a-f]{32}$"}
 _VERSION = {"bsonType": ["int", "long"], "minimum": 1}
+
+_FRONTIER_ID = {"$eq": ["$_id", {"$concat": ["$run_id", "/", {"$toString": "$generation"}]}]}
+
+_HEAD_RULES: list[dict[str, Any]] = [
+    {"$eq": ["$_id", "$run_id"]},
+    # Each frontier was opened by an attempt of its own.
+    {"$gte": ["$fence", "$generation"]},
+    {"$eq": [_status("running"), _is("$owner", "string")]},
+    _implies(_status("running"), _is("$attempt", "objectId")),
+    {"$eq": [_status(*(status.value for status in RunStatus if status.is_end)), _is("$ended_at", "date")]},
+    _implies(_status("pending"), {"$eq": ["$fence", 0]}),
+    _implies(_status("pending", "ready"), _is("$available_at", "date")),
+    _implies(_status("ready"), _is("$news", "string")),
+    _implies(_status("suspended"), {"$and": [{"$gte": ["$generation", 1]}, _is("$news", "missing")]}),
+]
 
 VALIDATORS: dict[str, dict[str, Any]] = {
     "runs": _object(
@@ -60,6 +90,7 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "thread_id": _TEXT,
             "turn": _COUNT,
             "base_turn": _COUNT,
+            "input": {},
             "input_digest": _HEX_DIGEST,
             "available_at": _DATE_OR_NULL,
             "submitted_at": _DATE,
@@ -76,9 +107,16 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "cancel": _OBJECT_OR_NULL,
             "claimed_at": _DATE_OR_NULL,
             "ended_at": _DATE_OR_NULL,
+            "pruned_at": _DATE,
         },
+        rules=_HEAD_RULES,
     ),
-    "activity_events": {"seq": {"$type": "number"}, "type": {"$type": "string"}, "run_id": {"$type": "string"}, "fence": {"$type": "number"}},
+    "activity_events": {
+        "seq": {"$type": ["int", "long"]},
+        "type": {"$type": "string"},
+        "run_id": {"$type": "string"},
+        "fence": {"$type": ["int", "long"]},
+    },
     "frontiers": _object(
         {
             "_id": {"bsonType": "string", "pattern": "/[0-9]+$"},
@@ -103,7 +141,9 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "digest": _HEX_DIGEST,
             "opened_at": _DATE,
             "expires_at": _DATE_OR_NULL,
-        }
+        },
+        {"closed_at": _DATE},
+        rules=[_FRONTIER_ID, {"$ne": [_status("open"), _is("$closed_at", "date")]}],
     ),
     # `answers_digest` and `seq` are what a hand-written insert would not have: answers go in through the library, the command line or the mongosh
     # script, because a bare insert would leave the run suspended for ever.
@@ -114,11 +154,12 @@ VALIDATORS: dict[str, dict[str, Any]] = {
             "schema_version": _VERSION,
             "generation": _ORDINAL,
             "seq": _ORDINAL,
-            "answers": {"bsonType": ["object"]},
+            "answers": {"bsonType": "object", "minProperties": 1},
             "answers_digest": _HEX_DIGEST,
             "at": _DATE,
         },
-        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT, "answered_by": {"bsonType": "object"}},
+        {"resolved_by": _TEXT_OR_NULL, "note": _TEXT_OR_NULL, "channel": _TEXT_OR_NULL, "answered_by": {"bsonType": "object"}},
+        rules=[_FRONTIER_ID],
     ),
     "drafts": _object(
         {
@@ -135,7 +176,8 @@ VALIDATORS: dict[str, dict[str, Any]] = {
                     "properties": {"digest": _HEX_DIGEST, "by": _TEXT, "note": _TEXT_OR_NULL, "at": _DATE},
                 },
             },
-        }
+        },
+        rules=[_FRONTIER_ID],
     ),
     "audit": _object(
         {"run_id": _TEXT, "schema_version": _VERSION, "type": _TEXT, "code": _TEXT, "channel": _TEXT, "at": _DATE},
@@ -160,6 +202,10 @@ VALIDATORS: dict[str, dict[str, Any]] = {
     ),
 }
 
+RUN_OWNED = ("payloads", "memory", "drafts", "resolutions", "frontiers", "activity_events")
+"""Collections whose documents are a run's own, by their `run_id`, and go with it when it is pruned, in this order. A thread's states are not: later
+turns and forks start from them (see `store.pruning`). Nor is `audit`: what was refused stays on record."""
+
 INDEXES: dict[str, list[IndexModel]] = {
     "runs": [
         IndexModel([("status", ASCENDING), ("owner", ASCENDING)], name="status_owner"),
@@ -173,7 +219,22 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # Two runs can not hold the same place of a limit.
         IndexModel([("place", ASCENDING)], name="place", unique=True, partialFilterExpression={"place": {"$type": "string"}}),
-        IndexModel([("thread_id", ASCENDING), ("turn", ASCENDING)], name="thread_turn"),
+        # Listings, newest first, whatever they are narrowed to; `_id` tells apart what was submitted in the same millisecond. A thread has few runs.
+        IndexModel([("status", ASCENDING), ("submitted_at", ASCENDING), ("_id", ASCENDING)], name="status_submitted_at"),
+        IndexModel(
+            [
+                ("workflow.name", ASCENDING),
+                ("workflow.version", ASCENDING),
+                ("status", ASCENDING),
+                ("submitted_at", ASCENDING),
+                ("_id", ASCENDING),
+            ],
+            name="workflow_status_submitted_at",
+        ),
+        IndexModel([("thread_id", ASCENDING), ("submitted_at", ASCENDING), ("_id", ASCENDING)], name="thread_submitted_at"),
+        # Forks, and what is being pruned, are few.
+        IndexModel([("base_thread", ASCENDING)], name="base_thread", partialFilterExpression={"base_thread": {"$type": "string"}}),
+        IndexModel([("pruned_at", ASCENDING)], name="pruned_at", partialFilterExpression={"pruned_at": {"$type": "date"}}),
     ],
     "activity_events": [
         # Order, optimistic concurrency and fence at once: two writers can not have the same seq (I1).
@@ -187,7 +248,13 @@ INDEXES: dict[str, list[IndexModel]] = {
     ],
     "frontiers": [
         IndexModel([("run_id", ASCENDING), ("generation", ASCENDING)], name="run_generation"),
-        IndexModel([("status", ASCENDING), ("expires_at", ASCENDING)], name="status_expires_at"),
+        # The few that are open, oldest first.
+        IndexModel([("opened_at", ASCENDING), ("_id", ASCENDING)], name="open_opened_at", partialFilterExpression={"status": "open"}),
+        IndexModel(
+            [("workflow", ASCENDING), ("opened_at", ASCENDING), ("_id", ASCENDING)],
+            name="open_workflow_opened_at",
+            partialFilterExpression={"status": "open"},
+        ),
     ],
     "resolutions": [IndexModel([("run_id", ASCENDING)], name="run")],
     "drafts": [IndexModel([("run_id", ASCENDING)], name="run")],
@@ -202,52 +269,8 @@ INDEXES: dict[str, list[IndexModel]] = {
     "payloads": [IndexModel([("run_id", ASCENDING)], name="run")],
 }
 
-VIEWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "open_frontiers": (
-        "frontiers",
-        [
-            {"$match": {"status": "open"}},
-            {"$sort": {"opened_at": 1}},
-            {"$unwind": "$entries"},
-            {
-                "$project": {
-                    "_id": 0,
-                    "run": "$run_id",
-                    "workflow": 1,
-                    "generation": 1,
-                    "age_s": {"$dateDiff": {"startDate": "$opened_at", "endDate": "$$NOW", "unit": "second"}},
-                    "name": "$entries.name",
-                    "question": "$entries.value",
-                    "activity_id": "$entries.activity_id",
-                    "position": "$entries.position",
-                    "expires_at": "$entries.expires_at",
-                    "answer_with": {"$concat": ["mongo-durable resolve ", "$run_id", " --answer ", "$entries.activity_id", "=<json>"]},
-                }
-            },
-        ],
-    ),
-    "run_timeline": (
-        "activity_events",
-        [
-            {"$sort": {"run_id": 1, "seq": 1}},
-            {
-                "$project": {
-                    "_id": 0,
-                    "run_id": 1,
-                    "seq": 1,
-                    "at": 1,
-                    "attempt": "$fence",
-                    "type": 1,
-                    "what": {"$trim": {"input": {"$concat": [{"$ifNull": ["$kind", ""]}, " ", {"$ifNull": ["$name", ""]}]}}},
-                    "position": 1,
-                    "value": 1,
-                    "error": 1,
-                    "answers": 1,
-                }
-            },
-        ],
-    ),
-}
+RETIRED_INDEXES: dict[str, list[str]] = {"runs": ["thread_turn"], "frontiers": ["status_expires_at"]}
+"""Indexes of earlier releases that others have taken the place of. `ensure_schema` drops them when those are there."""
 
 
 @store_call
@@ -268,6 +291,8 @@ async def ensure_schema(connection: Connection) -> None:
             await _create(connection, name, {"validator": validator})
         if INDEXES[name]:
             await connection.database[name].create_indexes(INDEXES[name])
+        for index in RETIRED_INDEXES.get(name, []) if name in existing else []:
+            await _drop_index(connection, name, index)
     for name, (source, pipeline) in VIEWS.items():
         if name in existing:
             await connection.database.command("collMod", name, viewOn=source, pipeline=pipeline)
@@ -278,12 +303,36 @@ async def ensure_schema(connection: Connection) -> None:
     )
 
 
+@store_call
+async def ensure_roles(connection: Connection) -> None:
+    """Create the custom roles in this database, or bring them up to date. An admin's step; not on Atlas, where roles are made outside the database.
+
+    Raises:
+        NotPermitted: The user may not create roles.
+    """
+    database = connection.database
+    found = await database.command("rolesInfo", list(ROLES))
+    existing = {each["role"] for each in found["roles"]}
+    for role in ROLES:
+        command = "updateRole" if role in existing else "createRole"
+        await database.command({command: role, "privileges": privileges(role, database.name), "roles": []})
+
+
 async def _create(connection: Connection, name: str, options: dict[str, Any]) -> None:
     try:
         await connection.database.command({"create": name, **options})
     except (CollectionInvalid, OperationFailure) as error:
         # Another process was faster; it creates the same.
         if getattr(error, "code", None) != _NAMESPACE_EXISTS:
+            raise
+
+
+async def _drop_index(connection: Connection, name: str, index: str) -> None:
+    try:
+        await connection.database[name].drop_index(index)
+    except OperationFailure as error:
+        # It is not there, or another process was faster.
+        if error.code != _INDEX_NOT_FOUND:
             raise
 
 
@@ -312,12 +361,10 @@ async def prepare(connection: Connection) -> None:
     if not connection.is_schema_set_up:
         try:
             await ensure_schema(connection)
-        except ConfigurationError as error:
-            if isinstance(error.__cause__, OperationFailure) and error.__cause__.code == _UNAUTHORIZED:
-                raise ConfigurationError(
-                    "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
-                ) from error
-            raise
+        except NotPermitted as error:
+            raise ConfigurationError(
+                "the database is not set up and this user may not do it: run `mongo-durable init` with an admin's URI once"
+            ) from error
     connection.is_schema_set_up = True
 
 

@@ -11,6 +11,7 @@ from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import RunHead, head_from
 from mongo_durable.store.due import full_limits
 from mongo_durable.store.faults import store_call
+from mongo_durable.store.heads import Cursor, paged, versions
 
 _WAITING = (RunStatus.PENDING, RunStatus.READY)
 
@@ -45,11 +46,23 @@ def _reason(head: RunHead, served: Iterable[tuple[str, str]], full: Iterable[str
 
 
 @store_call
-async def unserved(connection: Connection, limit: int) -> list[RunHead]:
-    """Runs that could go on, but whose workflow and version no live runner serves; the oldest first."""
+async def unserved(connection: Connection, limit: int, after: Cursor | None = None) -> list[RunHead]:
+    """Runs that could go on, but whose workflow and version no live runner serves; the oldest first.
+
+    Args:
+        after: Where the page before ended.
+    """
     served = await _served(connection)
-    wanted: dict[str, object] = {"status": {"$in": [status.value for status in _WAITING]}}
-    if served:
-        wanted["$nor"] = [{"workflow.name": name, "workflow.version": version} for name, version in served]
-    found = await connection.runs.find(wanted).sort("available_at", 1).limit(limit).to_list(None)
+    names: list[str] = await connection.runs.distinct("workflow.name")
+    orphaned = [
+        {"workflow.name": name, "workflow.version": version, "status": status.value, "pruned_at": None}
+        for name in names
+        for version in await versions(connection, name)
+        if (name, version) not in served
+        for status in _WAITING
+    ]
+    if not orphaned:
+        return []
+    page = paged(orphaned, "submitted_at", after, is_newest_first=False)
+    found = await connection.runs.find(page).sort([("submitted_at", 1), ("_id", 1)]).limit(limit).to_list(None)
     return [head_from(each) for each in found]

@@ -31,6 +31,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from mongo_durable.errors import DurableError
 from mongo_durable.protocol.events import RunStatus
 from mongo_durable.store.connection import Endpoint
+from mongo_durable.store.faults import UNAUTHORIZED
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,6 @@ _STEADY_S = 30.0  # a stream that was open for so long has ended a trouble; the 
 _LINGER_S = 10.0  # waits that follow one another share a stream
 _CLOSE_S = 2.0
 _MOST_CHANGES = 10_000
-_UNAUTHORIZED = 13
 
 # `drop`, `rename` and `invalidate` are named, because a stream whose pipeline leaves them out ends without a word.
 PIPELINE: list[dict[str, Any]] = [
@@ -73,6 +73,7 @@ PIPELINE: list[dict[str, Any]] = [
             "updateDescription.updatedFields.is_queued": 1,
             "updateDescription.updatedFields.available_at": 1,
             "updateDescription.updatedFields.news": 1,
+            "updateDescription.updatedFields.cancel.channel": 1,
             "fullDocument.status": 1,
             "fullDocument.fence": 1,
             "fullDocument.available_at": 1,
@@ -89,6 +90,7 @@ class RunChange:
 
     Attributes:
         workflow: Name and version, where the run is new or can be claimed.
+        is_left_to_runners: The run was marked to be stopped in mongosh, which leaves the rest to the runners; others take the run over themselves.
     """
 
     run_id: str
@@ -97,6 +99,7 @@ class RunChange:
     available_at: datetime | None = None
     deadline_at: datetime | None = None
     workflow: tuple[str, str] | None = None
+    is_left_to_runners: bool = False
 
 
 class Listener:
@@ -293,7 +296,7 @@ class _Stream:
             if not isinstance(error, PyMongoError | DurableError | asyncio.CancelledError):
                 log.error("change stream failed in a way that is not expected", exc_info=error)
             hint = ""
-            if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+            if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
                 hint = ": this user may open none, so changes are found by looking, at intervals"
             return f"failed with {type(error).__name__}{hint}"
 
@@ -362,6 +365,7 @@ def _run_change(change: dict[str, Any]) -> RunChange:
         available_at=fields.get("available_at"),
         deadline_at=fields.get("deadline_at"),
         workflow=_workflow(fields),
+        is_left_to_runners="channel" in (fields.get("cancel") or {}),
     )
 
 

@@ -58,7 +58,7 @@ async def _work(post: Post) -> None:
         assert runner.process is not None
         attempt = runner.process.running.get(run_id)
         # Its attempt has been told that it is over, while its body still runs: what it was promised does not matter any more.
-        return attempt._lease._valid_until - lease_clock() if attempt is not None else 0.0
+        return attempt._sink.lease._valid_until - lease_clock() if attempt is not None else 0.0
 
     def make(name: str, **options: Any) -> App:
         return App(name, uri=post.uri, database=post.database, lease=post.lease, **options)

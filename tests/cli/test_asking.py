@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from rich.console import Console
 
 from mongo_durable.cli.asking import Form, show_question
-from mongo_durable.engine.resolving import schema_faults
+from mongo_durable.engine.schemas import schema_faults
 from mongo_durable.snapshots import Question
 
 

@@ -34,7 +34,7 @@ def test_help_names_every_command(cli: Cli) -> None:
     """Whoever asks for help learns of every command."""
     ended = cli("--help")
     assert ended.exit_code == 0
-    for name in ("demo", "dev", "init", "runner", "runs", "show", "frontiers", "resolve", "token", "cancel", "retry"):
+    for name in ("demo", "dev", "init", "runner", "runs", "show", "frontiers", "resolve", "token", "cancel", "retry", "mongosh-script"):
         assert name in ended.output
 
 

@@ -16,10 +16,10 @@ import pymongo
 import pytest
 
 from mongo_durable import RunSnapshot
-from mongo_durable.errors import FrontierExpired, InvalidAnswer, RunConflict, RunError
+from mongo_durable.errors import FrontierExpired, InvalidAnswer, RunConflict, RunError, RunNotFound
 from mongo_durable.store.failpoints import FailPoint
 from tests.crash.processes import Report, World, in_the_dark
-from tests.crash.worker import FORKED_ID, LARGE
+from tests.crash.worker import FORKED_ID, LARGE, RUN_ID
 from tests.support.invariants import assert_invariants
 
 P = FailPoint
@@ -44,7 +44,8 @@ _EXPIRE = [P.EXPIRE_BEFORE, P.EXPIRE_INSIDE, P.EXPIRE_AFTER]
 _TRANSACTIONAL = [P.TRANSACTIONAL_BEFORE, P.TRANSACTIONAL_INSIDE, P.TRANSACTIONAL_AFTER]
 _DRAFT = [P.DRAFT_BEFORE, P.DRAFT_AFTER]
 _FORK = [P.FORK_BEFORE, P.FORK_INSIDE, P.FORK_AFTER]
-DIRECTED = {*(point for point, _ in _PAYLOAD), *_CANCEL, *_RETRY, *_RELEASE, *_EXPIRE, *_DRAFT, *_TRANSACTIONAL, *_FORK}
+_PRUNE = [P.PRUNE_BEFORE, P.PRUNE_MARKED, P.PRUNE_INSIDE, P.PRUNE_AFTER]
+DIRECTED = {*(point for point, _ in _PAYLOAD), *_CANCEL, *_RETRY, *_RELEASE, *_EXPIRE, *_DRAFT, *_TRANSACTIONAL, *_FORK, *_PRUNE}
 
 
 def do_stage(world: World, stage: str, **order: Any) -> Report:
@@ -381,3 +382,21 @@ def test_a_fork_survives_a_death_at(point: FailPoint, world: World) -> None:
     assert [each.content for each in end.output["messages"]] == [each.content for each in world.run().output["messages"]]
     assert world.events() == origin
     assert_invariants(world.uri, world.database)
+
+
+@pytest.mark.parametrize("point", _PRUNE)
+def test_a_pruning_survives_a_death_at(point: FailPoint, world: World) -> None:
+    """A run is there whole, or gone for everybody who asks; the next call removes what is left of it."""
+    world.do("submit")
+    world.do("cancel")
+    assert world.kill_in("prune", kill_at=(point, 1)) is None
+    if point is P.PRUNE_BEFORE:
+        assert world.run().status == "cancelled"
+        assert_invariants(world.uri, world.database)
+    else:
+        with pytest.raises(RunNotFound):
+            world.run()
+    assert world.do("prune").result == {"removed": [RUN_ID]}
+    with pymongo.MongoClient(world.uri) as client:
+        owned = [name for name in client[world.database].list_collection_names() if name not in ("meta", "runners", "threads")]
+        assert [client[world.database][name].count_documents({"run_id": RUN_ID}) for name in owned] == [0] * len(owned)

@@ -314,6 +314,11 @@ async def _fork(order: Order, pipe: Pipe) -> Result:
         return {"run_id": (await client.fork(order.run_id, at=1, new_run_id=FORKED_ID)).run_id}
 
 
+async def _prune(order: Order, pipe: Pipe) -> Result:
+    async with DurableClient(order.uri, database=order.database) as client:
+        return {"removed": await client.prune(older_than=timedelta())}
+
+
 ROLES: dict[str, Callable[[Order, Pipe], Awaitable[Result]]] = {
     "submit": _submit,
     "submit and die": _submit_and_die,
@@ -327,6 +332,7 @@ ROLES: dict[str, Callable[[Order, Pipe], Awaitable[Result]]] = {
     "cancel": _cancel,
     "retry": _retry,
     "fork": _fork,
+    "prune": _prune,
 }
 
 

@@ -123,7 +123,7 @@ def test_what_a_person_sees(bench: Bench, mode: str) -> None:
         request = value if mode == "per_call" else value["action_requests"][0]
         assert (request["name"], request["args"]) == ("plain", {"q": name})
         assert "requires approval" in request["description"]
-        assert entry.response_schema is not None or mode == "batched"
+        assert entry.response_schema is not None
 
 
 @pytest.mark.parametrize("colour", COLOURS)

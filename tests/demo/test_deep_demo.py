@@ -16,8 +16,8 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from mongo_durable.demo.deep_story import BUYS, EFFECTS, SAID, Account, faults
-from mongo_durable.demo.proof import Process
 from mongo_durable.demo.shop import EffectLine
+from mongo_durable.demo.telling import Process
 from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import ActivityLine, AttemptLine, Timeline
 

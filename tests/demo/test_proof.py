@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from mongo_durable.demo.proof import Account, Process, faults, model_calls
+from mongo_durable.demo.proof import Account, faults, model_calls
 from mongo_durable.demo.shop import EffectLine
+from mongo_durable.demo.telling import Process
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.protocol.identity import Position
 from mongo_durable.snapshots import RunSnapshot

@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
                 return await coroutine
             finally:
                 for actor in self.actors:
-                    await actor.attempt._channel.idle.wait()
+                    await actor.attempt._sink.channel.idle.wait()
 
         return self.world.call(settled())
 
@@ -711,7 +711,7 @@ class Machine(RuleBasedStateMachine):
     def crash_some(self, pick: int, how: str) -> None:
         """A process is declared dead, rather one that has an attempt."""
         known = [who for who, lease in enumerate(self.leases) if lease is not None]
-        at_work = [who for who in known if any(actor.attempt._lease is self.leases[who] for actor in self.actors)]
+        at_work = [who for who in known if any(actor.attempt._sink.lease is self.leases[who] for actor in self.actors)]
         chosen = at_work or known
         self.crash(chosen[pick % len(chosen)], how)
 
@@ -722,7 +722,7 @@ class Machine(RuleBasedStateMachine):
         self.dead.add(lease.owner)
         self.world.tables["runners"].update_one({"_id": lease.owner}, {"$set": {"state": "dead"}})
         lease.is_lost = how == "aware"
-        for actor in [each for each in self.actors if each.attempt._lease is lease]:
+        for actor in [each for each in self.actors if each.attempt._sink.lease is lease]:
             self.saw(f"a process with an attempt is {how}")
             actor.is_lease_lost = how == "aware"
             if how == "aware":
@@ -768,7 +768,7 @@ class Machine(RuleBasedStateMachine):
             if moment.startswith("between") and point is FailPoint.CLAIM_EVENT_BEFORE and not went:
                 await old_goes_on()
                 await went[0]
-                await old.attempt._channel.idle.wait()
+                await old.attempt._sink.channel.idle.wait()
             elif moment.startswith("in the air") and point is FailPoint.CLAIM_HEAD_BEFORE:
                 await old_goes_on()
             elif moment.startswith("in the air") and point in (FailPoint.APPEND_BEFORE, FailPoint.END_BEFORE):
@@ -782,7 +782,7 @@ class Machine(RuleBasedStateMachine):
                 claimed = await claims.claim(self.world.connection, model.run_id, lease.owner, dead_owners=dead, code_version=f"code-{who}")
                 is_claimed.set()
                 await went[0]
-                await old.attempt._channel.idle.wait()
+                await old.attempt._sink.channel.idle.wait()
                 return claimed
             finally:
                 failpoints.handler = None
@@ -795,7 +795,7 @@ class Machine(RuleBasedStateMachine):
             assert written == 0
             del model.events[known:]  # events that nobody awaits were noted when they were sent
             if expected or isinstance(went[0].result(), Superseded):
-                assert isinstance(old.attempt.failure or old.attempt._channel.ended, Superseded)
+                assert isinstance(old.attempt.failure or old.attempt._sink.channel.ended, Superseded)
         if went[0].result() is not None:
             self.over(old)
             self.writes_no_more(old)

@@ -108,6 +108,7 @@ def put(database: pymongo.database.Database[dict[str, Any]], events: Sequence[Ev
             "input": submitted.value,
             "input_digest": digest(submitted.value),
             "settings": {},
+            "news": f"{submitted.data['workflow']['name']}\n{submitted.data['workflow']['version']}\n",
             "output": None,
             "error": None,
             "available_at": now,

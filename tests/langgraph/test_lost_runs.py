@@ -27,7 +27,7 @@ def _lease() -> Lease:
     """The lease of the attempt whose body runs here."""
     session = current_session()
     assert session is not None
-    return session.attempt._lease
+    return session.attempt._sink.lease
 
 
 def _wait_until_lost(lease: Lease) -> None:
@@ -98,7 +98,7 @@ async def test_who_stood_still_before_a_tool_does_not_begin_it(colour: str, mong
 
     async def start_and_stand_still(attempt: Attempt, call: ActivityCall) -> StartResult:
         decided = await start(attempt, call)
-        attempt._lease._valid_until = 0.0
+        attempt._sink.lease._valid_until = 0.0
         return decided
 
     monkeypatch.setattr(Attempt, "start", start_and_stand_still)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -31,10 +32,39 @@ from mongo_durable.langgraph.seams import (
     parent_namespace,
     parse_task_path,
     parse_tool_input,
+    step_checkpoint_time,
 )
 from tests.langgraph.kit import State
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
+
+
+def test_the_time_of_a_step() -> None:
+    """A step's checkpoint tells when it was made, also in a child graph; a step that is resumed starts from the same one. Outside, nobody knows."""
+    times: list[float | None] = []
+
+    def step(_: State) -> State:
+        times.append(step_checkpoint_time())
+        return {"lines": [interrupt("q")]}
+
+    def around(asking: Any) -> StateGraph[State]:
+        graph = StateGraph(State)
+        graph.add_node("step", asking)
+        graph.add_edge(START, "step")
+        return graph
+
+    for graph in (around(step), around(around(step).compile())):
+        times.clear()
+        compiled = graph.compile(checkpointer=InMemorySaver())
+        before = time.time()
+        compiled.invoke({"lines": []}, CONFIG)
+        after = time.time()
+        compiled.invoke(Command(resume="yes"), CONFIG)
+        first, again = times
+        assert first is not None
+        assert before - 0.001 <= first <= after
+        assert again == first
+    assert step_checkpoint_time() is None
 
 
 class Listening(InMemorySaver):

@@ -54,6 +54,15 @@ def test_the_wheel_has_the_library_alone(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mongo_durable"}
 
 
+def test_the_wheel_has_the_script_for_mongosh(wheel: Path, python: Path) -> None:
+    """It is the one of the checkout, and the installed command line says where it is."""
+    script = zipfile.ZipFile(wheel).read("mongo_durable/mongosh/durable.js")
+    assert script == (ROOT / "scripts" / "mongosh" / "durable.js").read_bytes()
+    path = _run(python, "-m", "mongo_durable.cli", "mongosh-script").strip()
+    assert Path(path).read_bytes() == script
+    assert Path(path).is_relative_to(python.parents[1])
+
+
 def test_importing_it_warns_of_nothing(python: Path) -> None:
     """`import mongo_durable` works in an environment of its dependencies, with every warning an error."""
     _run(python, "-W", "error", "-c", "import mongo_durable")

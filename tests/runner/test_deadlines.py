@@ -15,6 +15,7 @@ from langgraph.types import Command, interrupt
 from mongo_durable import App, DurableClient, Runner
 from mongo_durable.engine.resolving import expire
 from mongo_durable.errors import ConfigurationError, FrontierExpired, InterruptExpired, RunError
+from mongo_durable.protocol.events import EventType
 from mongo_durable.store.connection import Endpoint
 from tests.engine.workflows import PATIENCE_S, State, one_node, until_known
 from tests.runner.fleets import Gate
@@ -133,9 +134,13 @@ async def test_a_question_without_a_default_fails_where_it_is_asked(client: Dura
     async with Runner([app], **RARELY):
         await client.submit("asks", {"value": 1}, run_id="r")
         done = await _ended(client, "r")
+        history = await client.history("r")
     if is_caught:
         assert done.output["seen"] == ["nobody came"]
     else:
+        failed = [event.error for event in history if event.type is EventType.ACTIVITY_FAILED]
+        expected = {"type": "mongo_durable.errors.InterruptExpired", "message": f"nobody answered 'approval' within {SOON}", "fields": {}}
+        assert failed == ([expected] if place == "tool" else [])  # the tool's failure, like any other
         assert done.status == "failed"
         assert done.error["type"] == "mongo_durable.errors.InterruptExpired"
 

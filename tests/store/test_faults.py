@@ -15,6 +15,7 @@ from mongo_durable.errors import (
     ConfigurationError,
     CorruptHistory,
     DurableError,
+    NotPermitted,
     PayloadError,
     PayloadTooLarge,
     StoreError,
@@ -85,9 +86,10 @@ async def test_every_driver_error_is_translated(kind: type[Exception]) -> None:
         (pymongo.errors.WTimeoutError("x", 64), StoreUnavailable),
         (pymongo.errors.WaitQueueTimeoutError("x"), StoreUnavailable),
         (pymongo.errors.OperationFailure("x", 11602), StoreUnavailable),
-        (pymongo.errors.OperationFailure("x", 13), ConfigurationError),
+        (pymongo.errors.OperationFailure("x", 13), NotPermitted),
         (pymongo.errors.OperationFailure("x", 18), ConfigurationError),
-        (pymongo.errors.OperationFailure("x", 8000), ConfigurationError),
+        (pymongo.errors.OperationFailure("x", 8000), NotPermitted),
+        (pymongo.errors.OperationFailure("bad auth : authentication failed", 8000), ConfigurationError),
         (pymongo.errors.ConfigurationError("x"), ConfigurationError),
         (pymongo.errors.InvalidURI("x"), ConfigurationError),
         (pymongo.errors.OperationFailure("x", 10334), PayloadTooLarge),
@@ -103,6 +105,37 @@ async def test_every_driver_error_is_translated(kind: type[Exception]) -> None:
 def test_what_a_caller_may_conclude(original: Exception, expected: type[DurableError]) -> None:
     """Which error it becomes says what the caller can do: try again, change the set-up, change the value, or look into the database."""
     assert type(translate(original)) is expected
+
+
+_COMMAND = 'not authorized on shop to execute command {{ {0}, ordered: true, documents: [ {{ card: "4711" }} ] }}'
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "action", "collection", "roles"),
+    [
+        (13, _COMMAND.format('insert: "resolutions"'), "insert", "resolutions", ["approver", "runner"]),
+        (13, _COMMAND.format('findAndModify: "runs"'), "update", "runs", ["approver", "submitter", "runner"]),
+        (13, _COMMAND.format('delete: "activity_events"'), "remove", "activity_events", ["janitor"]),
+        (13, _COMMAND.format('aggregate: "runs", pipeline: [ { $changeStream: {} } ]'), "changeStream", "runs", ["viewer", "approver"]),
+        (13, _COMMAND.format('update: "activity_events"'), "update", "activity_events", []),
+        (13, _COMMAND.format('insert: "orders"'), "insert", "orders", []),
+        (13, _COMMAND.format("serverStatus: 1"), "serverStatus", None, []),
+        (8000, "user is not allowed to do action [insert] on [shop.resolutions]", "insert", "resolutions", ["approver", "runner"]),
+        (8000, "user is not allowed to do action [CHANGE_STREAM] on [shop.runs]", "changeStream", "runs", ["viewer", "approver"]),
+        (8000, "$where is not allowed in this atlas tier", None, None, []),
+    ],
+)
+def test_a_missing_right_is_named(code: int, said: str, action: str | None, collection: str | None, roles: list[str]) -> None:
+    """What a user may not do becomes NotPermitted: action, collection, and the roles that allow it; of the command's values nothing."""
+    error = translate(pymongo.errors.OperationFailure(said, code, {"errmsg": said}))
+    assert isinstance(error, NotPermitted)
+    assert (error.action, error.collection) == (action, collection)
+    assert error.roles[: len(roles)] == roles
+    assert bool(error.roles) == bool(roles)
+    assert not error.retryable
+    assert "4711" not in str(error)
+    for name in (action, collection):
+        assert name is None or name in str(error)
 
 
 def test_the_unknown_result_of_a_commit_has_its_own_name() -> None:

@@ -9,16 +9,15 @@ had its outcome, so that of two files the later one is newer.
 from __future__ import annotations
 
 import datetime as real_datetime
-import hashlib
 import importlib
 import sys
 import uuid as real_uuid
-import weakref
-from collections import Counter
 from types import ModuleType
 from typing import Any
 
-from mongo_durable.langgraph.scope import Scope, Session, current_session, here
+from mongo_durable.langgraph.clock import as_recorded
+from mongo_durable.langgraph.draws import derived_bytes
+from mongo_durable.langgraph.scope import Session, current_session, here
 from mongo_durable.protocol.identity import ROOT_PATH
 
 STAND_INS: dict[str, dict[str, str]] = {
@@ -45,8 +44,6 @@ NO_MODEL_READS_IT = frozenset(
     }
 )
 """Modules that draw where it does not matter."""
-
-_drawn: weakref.WeakKeyDictionary[Scope, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -116,8 +113,7 @@ def _last_time(session: Session) -> real_datetime.datetime | None:
             break
     if found is None and history.submitted is not None:
         found = history.submitted.at
-    # MongoDB keeps milliseconds: a time that this very attempt has noted may have more.
-    return found.replace(microsecond=found.microsecond // 1000 * 1000) if found is not None else None
+    return as_recorded(found) if found is not None else None
 
 
 def _step_at(path: tuple[str, ...], step: int, depth: int) -> tuple[int, int | None]:
@@ -133,9 +129,4 @@ def _is_before(one: tuple[int, int | None], other: tuple[int, int | None]) -> bo
 
 def _draw(session: Session, kind: str, size: int) -> bytes:
     scope = here()
-    with scope.lock:
-        drawn = _drawn.setdefault(scope, Counter())
-        drawn[kind] += 1
-        number = drawn[kind]
-    where = f"{session.attempt.run_id}\0{'/'.join(scope.path)}@{scope.step}\0{kind}\0{number}"
-    return hashlib.blake2b(where.encode(), digest_size=size).digest()
+    return derived_bytes(session, scope, kind, scope.draw(kind), size)
