@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -337,6 +337,12 @@ class DurableClient:
         stored = await drafts.get(connection, run_id, wanted)
         return await self._draft(connection, stored) if stored is not None else None
 
+    async def open_drafts(self, shown: Iterable[Frontier]) -> list[Draft]:
+        """The drafts that people have begun for these frontiers, which are open."""
+        connection = await self._connection()
+        asked = {(each.run_id, each.generation): [entry.activity_id for entry in each.entries] for each in shown}
+        return [self._draft_of(each, asked[each.run_id, each.generation]) for each in await drafts.of_open(connection, asked)]
+
     async def withdraw_answer(self, run_id: str, activity_ids: Collection[str], *, answered_by: str, generation: int | None = None) -> bool:
         """Take one's own answers out of a draft. False: they are not all there, not all one's own, or have gone in; then nothing has changed."""
         connection = await self._connection()
@@ -405,7 +411,9 @@ class DurableClient:
 
     async def _draft(self, connection: Connection, stored: drafts.StoredDraft) -> Draft:
         frontier = await frontiers.get(connection, stored.run_id, stored.generation)
-        asked = [entry.activity_id for entry in frontier.entries] if frontier is not None else []
+        return self._draft_of(stored, [entry.activity_id for entry in frontier.entries] if frontier is not None else [])
+
+    def _draft_of(self, stored: drafts.StoredDraft, asked: Collection[str]) -> Draft:
         return Draft(
             run_id=stored.run_id,
             generation=stored.generation,
@@ -703,6 +711,10 @@ class SyncDurableClient:
     def draft(self, run_id: str, *, generation: int | None = None) -> Draft | None:
         """See `DurableClient.draft`."""
         return self._call(self._client.draft(run_id, generation=generation))
+
+    def open_drafts(self, shown: Iterable[Frontier]) -> list[Draft]:
+        """See `DurableClient.open_drafts`."""
+        return self._call(self._client.open_drafts(shown))
 
     def withdraw_answer(self, run_id: str, activity_ids: Collection[str], **options: Any) -> bool:
         """See `DurableClient.withdraw_answer`."""

@@ -26,6 +26,7 @@ class ActivityLine:
         result: Of a completed one.
         error: Of a failed one.
         until: Of a timer: when it fires.
+        input: What it was called with, where that is recorded; of a model call it is not.
     """
 
     activity_id: str
@@ -40,6 +41,7 @@ class ActivityLine:
     result: Any = None
     error: Mapping[str, Any] | None = None
     until: datetime | None = None
+    input: Any = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class FrontierLine:
 
     Attributes:
         answers: By activity id; None until resolved or expired.
+        channel: By what way the answers came.
+        answered_by: Of answers that came together in a draft: by activity id, `{"by": …, "note": …, "at": …}`.
     """
 
     generation: int
@@ -82,14 +86,21 @@ class FrontierLine:
     note: str | None = None
     opened_at: datetime | None = None
     closed_at: datetime | None = None
+    channel: str | None = None
+    answered_by: Mapping[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """Attempts and frontiers of a run, each in order."""
+    """Attempts and frontiers of a run, each in order.
+
+    Attributes:
+        cancel_reason: Why it was cancelled, if somebody said why.
+    """
 
     attempts: list[AttemptLine] = field(default_factory=list)
     frontiers: list[FrontierLine] = field(default_factory=list)
+    cancel_reason: str | None = None
 
 
 def timeline(events: Iterable[Event]) -> Timeline:
@@ -118,7 +129,9 @@ def timeline(events: Iterable[Event]) -> Timeline:
                 frontier.status = FrontierStatus.RESOLVED if event.type is EventType.ACTIVITIES_RESOLVED else FrontierStatus.EXPIRED
                 frontier.answers, frontier.closed_at = event.data["answers"], event.at
                 frontier.resolved_by, frontier.note = event.data.get("resolved_by"), event.data.get("note")
+                frontier.channel, frontier.answered_by = event.data.get("channel"), event.data.get("answered_by")
             case kind if kind in ENDS:
+                found.cancel_reason = event.data.get("reason")
                 if found.frontiers and found.frontiers[-1].status is FrontierStatus.OPEN:
                     is_cancelled = kind is EventType.RUN_CANCELLED
                     found.frontiers[-1].status = FrontierStatus.CANCELLED if is_cancelled else FrontierStatus.EXPIRED  # at the run's deadline
@@ -145,6 +158,7 @@ def _started(event: Event) -> ActivityLine:
         attempt=event.fence,
         started_at=event.at,
         until=event.data.get("until"),
+        input=event.value if event.type is EventType.ACTIVITY_STARTED else None,
     )
 
 

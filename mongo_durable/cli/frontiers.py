@@ -1,131 +1,161 @@
-"""`mongo-durable frontiers` and `resolve`: what waits for an answer, and the answer."""
+"""`mongo-durable frontiers`: what waits for an answer, and for whose."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mongo_durable.cli.database import Database, Opened, Uri, with_database
-from mongo_durable.cli.output import After, AsJson, console, in_one_line, length, moment, print_json, printable, say_next
+from mongo_durable.cli.database import Database, Opened, Uri, complete_suspended_run, with_database
+from mongo_durable.cli.output import (
+    After,
+    AsJson,
+    age,
+    console,
+    in_brief,
+    in_one_line,
+    line,
+    moment,
+    print_json,
+    print_json_line,
+    printable,
+    say_next,
+)
+from mongo_durable.cli.run_tree import terms_of
+from mongo_durable.cli.watching import Watch, watch
 
 if TYPE_CHECKING:
-    from mongo_durable.snapshots import Frontier, Question
-    from mongo_durable.store.documents import Resolution
+    from rich.console import Group
 
-# No JSON value begins like this.
-_NAMED_ANSWER = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", re.DOTALL)
+    from mongo_durable.snapshots import Draft, Frontier
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What waits at one moment: frontiers, and what has been drafted for them, by run and generation."""
+
+    frontiers: list[Frontier]
+    drafts: dict[tuple[str, int], Draft]
+
+    @property
+    def by_key(self) -> dict[tuple[str, int], Frontier]:
+        return {(each.run_id, each.generation): each for each in self.frontiers}
 
 
 def list_frontiers(
     workflow: Annotated[str | None, typer.Option(help="Of this workflow only.", show_default=False)] = None,
+    audience: Annotated[str | None, typer.Option(help="With a question that this audience is asked now.", show_default=False)] = None,
+    thread: Annotated[str | None, typer.Option(help="Of this thread only.", show_default=False)] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Of this run only.", show_default=False, autocompletion=complete_suspended_run)
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 1000,
     after: After = None,
+    is_watched: Watch = False,
     as_json: AsJson = False,
     uri: Uri = None,
     database: Database = None,
 ) -> None:
-    """List what waits for answers, oldest first. All questions of a frontier are answered at once."""
+    """List what waits for answers, oldest first: who is asked what, until when, and who has answered what in a draft.
 
-    async def work(opened: Opened) -> list[Frontier]:
-        return await opened.client.open_frontiers(workflow=workflow, limit=limit, after=after)
+    All questions of a frontier are answered at once. With --watch and --json each change is one JSON object on a line of its own.
+    """
 
-    found = with_database(uri, database, work)
-    if len(found) == limit:
-        say_next(found[-1].cursor)
+    async def look(opened: Opened) -> _Shown:
+        found = await opened.client.open_frontiers(workflow=workflow, thread_id=thread, run_id=run, audience=audience, limit=limit, after=after)
+        drafts = await opened.client.open_drafts(found)
+        return _Shown(found, {(each.run_id, each.generation): each for each in drafts})
+
+    if is_watched:
+        is_live = console().is_interactive and not as_json
+        watch(uri, database, look, _drawn, _tell_as_json if as_json else _tell, is_live=is_live)
+        return
+
+    async def once(opened: Opened) -> tuple[_Shown, str]:
+        return await look(opened), opened.nothing("nothing waits for an answer")
+
+    shown, nothing = with_database(uri, database, once)
+    if len(shown.frontiers) == limit:
+        say_next(shown.frontiers[-1].cursor)
     if as_json:
-        print_json([{**{each.name: getattr(frontier, each.name) for each in fields(frontier)}, "cursor": frontier.cursor} for frontier in found])
+        print_json([_as_document(each, shown.drafts.get((each.run_id, each.generation))) for each in shown.frontiers])
         return
     out = console()
-    if not found:
-        out.print("nothing waits for an answer")
+    if not shown.frontiers:
+        out.print(nothing, markup=False)
         return
+    out.print(_drawn(shown))
+    out.print("\nanswer with: mongo-durable resolve RUN", style="dim", markup=False)
 
-    from rich.text import Text
 
+def _as_document(frontier: Frontier, draft: Draft | None) -> dict[str, Any]:
+    return {**{each.name: getattr(frontier, each.name) for each in fields(frontier)}, "cursor": frontier.cursor, "draft": draft}
+
+
+def _drawn(shown: _Shown) -> Group:
+    from rich.console import Group
+
+    if not shown.frontiers:
+        return Group(line("nothing waits for an answer"))
     now = datetime.now(UTC)
-    for frontier in found:
-        age = length(now - frontier.opened_at) if frontier.opened_at is not None else "-"
-        where = f"  {printable(frontier.workflow)}  generation {frontier.generation}  waits for {age}"
-        out.print(Text.assemble((f"run {printable(frontier.run_id)}", "bold"), where))
+    lines = []
+    for frontier in shown.frontiers:
+        draft = shown.drafts.get((frontier.run_id, frontier.generation))
+        lines.append(
+            line(
+                (f"run {printable(frontier.run_id)}", "bold"),
+                f"  {printable(frontier.workflow)}  generation {frontier.generation}  ",
+                (f"waits for {age(frontier.opened_at)}", "yellow"),
+                f", until {moment(frontier.expires_at)}" if frontier.expires_at is not None else "",
+                f"  {len(draft.answers)} of {len(frontier.entries)} answered in the draft" if draft is not None and draft.answers else "",
+            )
+        )
         for entry in frontier.entries:
-            out.print(Text(f"  {entry.activity_id}  {printable(entry.name)} asks {in_one_line(entry.value)}{_deadline(entry)}"))
-    out.print("\nanswer with: mongo-durable resolve RUN --answer ACTIVITY=JSON", style="dim", markup=False)
+            asks = in_brief(entry.value)
+            lines.append(line("  ", (entry.activity_id, "cyan"), f"  {printable(entry.name)} asks ", (asks, "bold")))
+            if terms := terms_of(entry, now):
+                lines.append(line("    ", (terms, "dim")))
+            drafted = draft.answers.get(entry.activity_id) if draft is not None else None
+            if drafted is not None:
+                lines.append(line("    ", (f"draft: {printable(drafted.by)} says ", "green"), f"{in_one_line(drafted.value)}  {age(drafted.at)} ago"))
+    return Group(*lines)
 
 
-def _deadline(entry: Question) -> str:
-    """What happens to a question if nobody answers it; nothing for one that waits for ever."""
-    if entry.expires_at is None:
-        return ""
-    then = f"is answered with {in_one_line(entry.default)}" if entry.has_default else "expires"
-    return f"  ({then} at {moment(entry.expires_at)})"
+async def _tell(opened: Opened, before: _Shown | None, now: _Shown) -> None:
+    for change, frontier, draft in await _changes(opened, before, now):
+        what = "; ".join(f"{entry.name} asks {in_brief(entry.value, 120)}" for entry in frontier.entries)
+        if change == "draft":
+            said = [f"{each.by} says {in_one_line(each.value)} to {activity_id}" for activity_id, each in draft.answers.items()] if draft else []
+            what = "; ".join(said) or "empty"
+        _say(f"{moment(datetime.now(UTC))}  {change:<9}  run {frontier.run_id}  generation {frontier.generation}  {what}")
 
 
-def resolve(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run that waits.", show_default=False)],
-    answer: Annotated[
-        list[str],
-        typer.Option(
-            metavar="ACTIVITY_ID=JSON", help="One for each open question; JSON alone where there is exactly one question.", show_default=False
-        ),
-    ],
-    by: Annotated[str | None, typer.Option(help="Who answers; recorded.", show_default=False)] = None,
-    note: Annotated[str | None, typer.Option(help="Why; recorded.", show_default=False)] = None,
-    generation: Annotated[int | None, typer.Option(help="Refuse if the run has moved on from this generation.", show_default=False)] = None,
-    digest: Annotated[str | None, typer.Option(help="Refuse if the questions are not those with this digest.", show_default=False)] = None,
-    as_json: AsJson = False,
-    uri: Uri = None,
-    database: Database = None,
-) -> None:
-    """Answer all open questions of a run, at once. The same answers again are accepted and change nothing."""
-    given = [_parse(each) for each in answer]
-
-    async def work(opened: Opened) -> Resolution:
-        answers = await _by_activity(opened, run_id, given)
-        return await opened.client.resolve(run_id, answers, generation=generation, digest=digest, resolved_by=by, note=note)
-
-    receipt = with_database(uri, database, work)
-    if as_json:
-        print_json(receipt)
-    else:
-        console().print(f"run {printable(run_id)}: generation {receipt.generation} is answered; a runner goes on with it", markup=False)
+def _say(text: str) -> None:
+    print(printable(text), flush=True)
 
 
-async def _by_activity(opened: Opened, run_id: str, given: list[tuple[str | None, Any]]) -> dict[str, Any]:
-    named = {activity_id: value for activity_id, value in given if activity_id is not None}
-    if len(named) == len(given):
-        return named
-    if len(given) > 1:
-        raise typer.BadParameter("--answer: with more than one, each is ACTIVITY_ID=JSON for another activity")
-
-    from mongo_durable.store import frontiers
-
-    frontier = await frontiers.current(opened.connection, run_id)
-    if len(frontier.entries) != 1:
-        ids = ", ".join(entry.activity_id for entry in frontier.entries)
-        raise typer.BadParameter(f"--answer: run {run_id} has {len(frontier.entries)} open questions, name each as ACTIVITY_ID=JSON: {ids}")
-    return {frontier.entries[0].activity_id: given[0][1]}
+async def _tell_as_json(opened: Opened, before: _Shown | None, now: _Shown) -> None:
+    for change, frontier, draft in await _changes(opened, before, now):
+        print_json_line({"change": change, "frontier": _as_document(frontier, draft)})
 
 
-def _parse(text: str) -> tuple[str | None, Any]:
-    """The activity id, if one is named, and the value.
-
-    Raises:
-        typer.BadParameter: The value is not JSON.
-    """
-    named = _NAMED_ANSWER.fullmatch(text)
-    activity_id, value = (named[1], named[2]) if named is not None else (None, text)
-    try:
-        return activity_id, json.loads(value, parse_constant=_no_such_json)
-    except (ValueError, RecursionError) as error:
-        where = f" for {activity_id}" if activity_id is not None else ""
-        hint = "a text needs its double quotes, inside the shell's: '\"yes\"'"
-        raise typer.BadParameter(f"--answer: the value{where} is not JSON ({error}); {hint}") from None
-
-
-def _no_such_json(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+async def _changes(opened: Opened, before: _Shown | None, now: _Shown) -> list[tuple[str, Frontier, Draft | None]]:
+    """What is new: frontiers that are open, those that are `resolved`, `expired` or `cancelled` since, and drafts that have changed."""
+    old = before.by_key if before is not None else {}
+    new = now.by_key
+    found: list[tuple[str, Frontier, Draft | None]] = []
+    for key, frontier in old.items():
+        if key not in new:
+            closed = await opened.client.frontier(*key)
+            # One that is open still is no longer among those asked for, such as those of an audience.
+            found.append((closed.status if closed is not None and closed.status != "open" else "gone", frontier, None))
+    found += [("open", frontier, now.drafts.get(key)) for key, frontier in new.items() if key not in old]
+    drafted_before = before.drafts if before is not None else {}
+    found += [
+        ("draft", new[key], draft)
+        for key, draft in now.drafts.items()
+        if (draft.answers and before is None) or (key in old and draft.answers != (drafted_before[key].answers if key in drafted_before else {}))
+    ]
+    return found

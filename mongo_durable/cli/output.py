@@ -17,11 +17,13 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 After = Annotated[str | None, typer.Option(metavar="CURSOR", help="The next page: behind this, which the last page named.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 _WIDTH_WITHOUT_TERMINAL = 220
+_WIDTH_OF_ANYTHING = 10_000_000
 STYLES = {
     "completed": "green",
     "resolved": "green",
@@ -38,12 +40,23 @@ STYLES = {
 """Colour of a status."""
 
 
-def console() -> Console:
-    """Standard output. In a pipe a line is as long as it has to be, so that an id is never cut in two."""
+def console(*, is_whole: bool = False) -> Console:
+    """Standard output. In a pipe a line is as long as it has to be, so that an id is never cut in two.
+
+    Args:
+        is_whole: Nothing is cut: in a pipe a line has no end but its own.
+    """
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    width = None if sys.stdout.isatty() else _WIDTH_OF_ANYTHING if is_whole else _WIDTH_WITHOUT_TERMINAL
     return Console(width=width, highlight=False, soft_wrap=False)
+
+
+def line(*parts: str | tuple[str, str], is_whole: bool = False) -> Text:
+    """One line, of texts and of (text, style): cut to the width, or with `is_whole` folded."""
+    from rich.text import Text
+
+    return Text.assemble(*parts, no_wrap=not is_whole, overflow="fold" if is_whole else "ellipsis")
 
 
 class JsonLines(logging.Formatter):
@@ -77,10 +90,49 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(json_safe(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def in_one_line(value: Any, longest: int = 120) -> str:
-    """A value as JSON on one line, cut where it gets too long for a person."""
-    text = json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False)
-    return printable(text if len(text) <= longest else f"{text[: longest - 1]}…")
+def print_json_line(value: Any) -> None:
+    """Print any value of ours as JSON on a line of its own, at once."""
+    print(json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def in_one_line(value: Any, longest: int | None = 120) -> str:
+    """A value as JSON on one line, cut where it gets too long for a person; None cuts nothing."""
+    return _cut(json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False), longest)
+
+
+def in_brief(value: Any, longest: int | None = 500) -> str:
+    """A value on one line as a person would tell it: what chat messages say, of several the last one; anything else as JSON. None: all of it."""
+    return in_one_line(value, None) if longest is None else _cut(_told(value), longest)
+
+
+def _told(value: Any) -> str:
+    if _is_message(value):
+        return _said(value)
+    if isinstance(value, Mapping) and len(value) == 1 and _is_message(value.get("message")):
+        return _said(value["message"])  # what is recorded of a model call
+    if isinstance(value, list) and value and all(_is_message(each) for each in value):
+        return f"{len(value)} messages, the last: {_said(value[-1])}" if len(value) > 1 else _said(value[0])
+    if isinstance(value, Mapping) and any(isinstance(each, list) and each and _is_message(each[-1]) for each in value.values()):
+        return "; ".join(f"{name}: {_told(each)}" for name, each in value.items())
+    return json.dumps(json_safe(value), ensure_ascii=False, allow_nan=False)
+
+
+def _is_message(value: Any) -> bool:
+    # By what it has: LangChain is loaded only where a value is one of its objects.
+    return all(hasattr(value, name) for name in ("content", "type", "model_dump"))
+
+
+def _said(message: Any) -> str:
+    content = message.content
+    if isinstance(content, list):  # blocks: text, images, thoughts
+        content = " ".join(each if isinstance(each, str) else str(each.get("text") or f"[{each.get('type')}]") for each in content)
+    calls = [f"{each['name']}({json.dumps(json_safe(each['args']), ensure_ascii=False)})" for each in getattr(message, "tool_calls", None) or ()]
+    said = [f"“{content}”"] if content else []
+    return " ".join([*said, f"calls {', '.join(calls)}"] if calls else said) or "“”"
+
+
+def _cut(text: str, longest: int | None) -> str:
+    return printable(text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def printable(text: str) -> str:
@@ -91,6 +143,12 @@ def printable(text: str) -> str:
 def moment(at: datetime | None) -> str:
     """A time for people, in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}" if at is not None else "-"
+
+
+def age(since: datetime | None, until: datetime | None = None) -> str:
+    """How long ago something was, or how long it took, for people."""
+    # The server's clock and this one may differ a little: nothing is younger than now.
+    return length(max((until or datetime.now(UTC)) - since, timedelta())) if since is not None else "-"
 
 
 def length(duration: timedelta | None) -> str:

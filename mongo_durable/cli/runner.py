@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from mongo_durable.cli.applications import load
 from mongo_durable.cli.database import DATABASE_VARIABLE, URI_VARIABLE, Database, Uri
 from mongo_durable.cli.durations import duration
 from mongo_durable.cli.output import JsonLines
+from mongo_durable.cli.progress import OnConsole, progress_console, shown
 
 RELEASED = 3
 """Exit code: stopped, and some attempts were given back at the deadline; other runners go on with them."""
@@ -43,7 +45,7 @@ def runner(
     """Execute runs until SIGTERM or Ctrl-C, then drain: claim nothing more, let each attempt end or stop before its next effect, release the rest.
 
     --uri and --database are for apps that name none themselves. Exit code 0 when every attempt stopped by itself, 3 when some were broken off at the
-    deadline. Either way other runners go on with the runs at once.
+    deadline. Either way other runners go on with the runs at once. A terminal shows what is executed now, and what the attempts before came to.
     """
     limits = _limits(workflow_concurrency or [])
     kept = _ages(retention or [])
@@ -53,9 +55,10 @@ def runner(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"--log-level is DEBUG, INFO, WARNING or ERROR, not {log_level}")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    if log_json:
-        logging.getLogger().handlers[0].setFormatter(JsonLines())
+    out = None if log_json else progress_console()
+    handler = OnConsole(out) if out is not None else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("pymongo").setLevel(max(level, logging.WARNING))  # its DEBUG writes every command with its values
     loaded = load(apps)
 
@@ -63,7 +66,8 @@ def runner(
 
     async def work() -> bool:
         executing = Runner(loaded, concurrency=concurrency, workflow_concurrency=limits, retention=kept, lease=timedelta(seconds=lease))
-        return await executing.run_forever(timedelta(seconds=grace))
+        async with shown(executing, out) if out is not None else nullcontext():
+            return await executing.run_forever(timedelta(seconds=grace))
 
     if not asyncio.run(work()):
         raise typer.Exit(RELEASED)

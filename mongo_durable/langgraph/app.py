@@ -692,9 +692,9 @@ class App:
         """`aget_state` for a synchronous caller."""
         return _engine_loop().call(self.aget_state(config))
 
-    async def execute(self, process: Process, claimed: Claim) -> None:
+    async def execute(self, process: Process, claimed: Claim) -> str:
         """Run one attempt of a claimed run to its rest; for a runner. See `Executor.execute`."""
-        await self._executor.execute(process, claimed)
+        return await self._executor.execute(process, claimed)
 
 
 _END: Any = object()

@@ -76,6 +76,9 @@ def _pause(head: RunHead) -> float:
     return min(max((head.available_at - datetime.now(UTC)).total_seconds(), _SOONEST_S), _LOOK_AGAIN_S)
 
 
+_WORDS: Mapping[type, str] = {Ended: RunStatus.COMPLETED.value, AtFrontier: RunStatus.SUSPENDED.value, Asleep: "asleep"}
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A claimed attempt with its driver, ready to run in either colour."""
@@ -93,22 +96,27 @@ class Executor:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    async def execute(self, process: Process, claimed: Claim) -> None:
+    async def execute(self, process: Process, claimed: Claim) -> str:
         """Run one attempt of a claimed run to its rest; for a runner.
+
+        Returns:
+            What it came to: `completed`, `suspended`, `asleep`, `failed`, `diverged`; or `stopped`, where the run was to be cancelled, was past its
+            deadline, or is parked, and nothing was executed.
 
         Raises:
             DurableError: The attempt is over without having brought the run to a rest.
         """
         work = await self._begin(process, claimed, None)
         if work is None:
-            return
+            return "stopped"
         try:
-            await self.run(work)
+            return _WORDS[type(await self.run(work))]
         except (AttemptOver, StoreError):
             raise
-        except Exception:
+        except Exception as error:
             # The run has failed or diverged: that is recorded, and no concern of the runner.
             log.info("run %s ended with an error", claimed.head.run_id, exc_info=True, extra=about(claimed.head.run_id, claimed.head.fence))
+            return RunStatus.DIVERGED.value if isinstance(error, NondeterminismError) else RunStatus.FAILED.value
 
     async def open(
         self,

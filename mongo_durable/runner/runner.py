@@ -13,7 +13,9 @@ import math
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
@@ -37,6 +39,19 @@ log = logging.getLogger(__name__)
 _CLAIMABLE = frozenset({RunStatus.PENDING.value, RunStatus.READY.value})
 _LONGEST_PAUSE_S = 60.0
 _DUE_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Executing:
+    """An attempt that a runner executes.
+
+    Attributes:
+        since: When it began, by this process's monotonic clock.
+    """
+
+    workflow: str
+    fence: int
+    since: float
 
 
 class Runner:
@@ -95,6 +110,10 @@ class Runner:
         """What its attempts share, while it runs."""
         self._dispatcher: asyncio.Task[None] | None = None
         self._attempts: dict[str, asyncio.Task[None]] = {}
+        self.executing: dict[str, Executing] = {}
+        """What it executes now, by run id."""
+        self.tally: Counter[str] = Counter()
+        """How many of its attempts have come to what: the words of `Executor.execute`, and `given back` for those that ended without a rest."""
         self._not_before: dict[str, tuple[float, float]] = {}
         self._workflows: dict[str, str] = {}
         """Name of the workflow of each running attempt."""
@@ -341,20 +360,28 @@ class Runner:
             claimed = await claims.claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=takeable_owners)
             app = self._apps[(claimed.head.workflow, claimed.head.version)]
             fence = claimed.head.fence
+            self.executing[run_id] = Executing(claimed.head.workflow, fence, time.monotonic())
             log.info("run %s: attempt %d begins", run_id, fence, extra=about(run_id, fence))
-            await app.execute(process, claimed)
+            reached = await app.execute(process, claimed)
+            self.tally[reached] += 1
+            log.info("run %s: attempt %d ends: %s", run_id, fence, reached, extra=about(run_id, fence))
             self._not_before.pop(run_id, None)
         except RunNotClaimable:
             log.debug("run %s was taken by another", run_id, extra=about(run_id))
         except AttemptOver as over:
+            self.tally["given back"] += fence is not None
             log.info("run %s: %s", run_id, over, extra=about(run_id, fence))
         except DurableError as error:
+            self.tally["given back"] += fence is not None
             self._back_off(run_id)
             log.warning("run %s: the attempt ended without a rest: %s", run_id, error, extra=about(run_id, fence))
         except Exception:
             # What is not known here must not stop the runner; the app has given the run back.
+            self.tally["given back"] += fence is not None
             self._back_off(run_id)
             log.exception("run %s: the attempt failed in a way that is not expected", run_id, extra=about(run_id, fence))
+        finally:
+            self.executing.pop(run_id, None)
 
     def _back_off(self, run_id: str) -> None:
         _, pause = self._not_before.get(run_id, (0.0, 0.5))

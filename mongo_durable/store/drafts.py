@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -192,6 +192,14 @@ async def get(connection: Connection, run_id: str, generation: int) -> StoredDra
         return None
     resolution = await connection.resolutions.find_one({"_id": draft_id, "channel": AnswerChannel.DRAFT.value})
     return await _from_document(connection, document, resolution)
+
+
+@store_call
+async def of_open(connection: Connection, frontiers_shown: Iterable[tuple[str, int]]) -> list[StoredDraft]:
+    """The drafts of these frontiers (run and generation), in one query, as they are while their frontiers are open: without resolutions."""
+    wanted = [f"{run_id}/{generation}" for run_id, generation in frontiers_shown]
+    documents = await connection.drafts.find({"_id": {"$in": wanted}}).to_list(None)
+    return [await _from_document(connection, each, None) for each in documents]
 
 
 @store_call

@@ -7,20 +7,32 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypedDict
 
+import pymongo
 import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
+from pymongo import AsyncMongoClient
 from typer.testing import CliRunner, Result
 
 from mongo_durable import App, SyncDurableClient
 from mongo_durable.cli.commands import app as commands
+from mongo_durable.protocol.events import ActivityKind
+from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
+from mongo_durable.protocol.values import encode
+from mongo_durable.store import frontiers, schema
+from mongo_durable.store.appender import Appender
+from mongo_durable.store.connection import Connection
+from tests.support.attempts import Attempt, position
+from tests.support.terminal import Terminal
 
 Cli = Callable[..., Result]
+KEYS = {"MONGO_DURABLE_SIGNING_KEYS": f"k1:{'1' * 32}"}
 
 
 class State(TypedDict, total=False):
@@ -39,6 +51,76 @@ def cli(mongo_uri: str, database: str) -> Cli:
         return CliRunner().invoke(commands, list(arguments), env=where, prog_name="mongo-durable")
 
     return call
+
+
+class Desk:
+    """A database that many tests share, each with runs of its own; and the ways to work on it."""
+
+    def __init__(self, uri: str, database: str) -> None:
+        self.uri = uri
+        self.database = database
+        self.environment = {"MONGO_DURABLE_URI": uri, "MONGO_DURABLE_DATABASE": database, **KEYS}
+
+    def cli(self, *arguments: str, **environment: str | None) -> Result:
+        """The command line in this process."""
+        return CliRunner().invoke(commands, list(arguments), env={**self.environment, **environment}, prog_name="mongo-durable")
+
+    def ask(self, *questions: dict[str, Any], run_id: str | None = None) -> tuple[str, list[str]]:
+        """A run that waits for answers: fields of a `FrontierEntry`, and `schema`, for each question. Its id, and those of the questions."""
+        named = run_id or f"run-{uuid.uuid4().hex[:10]}"
+        entries = [_entry(named, number, **each) for number, each in enumerate(questions or ({},), 1)]
+
+        async def suspend() -> None:
+            async with AsyncMongoClient[Any](self.uri) as client:
+                connection = Connection(client, self.database, is_owned=False)
+                attempt = await Attempt.submit(connection, Appender(connection), named)
+                await frontiers.suspend(connection, attempt.claim, attempt.channel, entries)
+                await connection.aclose()
+
+        asyncio.run(suspend())
+        return named, [each.activity_id for each in entries]
+
+
+def _entry(run_id: str, number: int, *, value: Any = "may I?", schema: Any = None, name: str = "approval", **options: Any) -> FrontierEntry:
+    return frontier_entry(run_id, position(number), ActivityKind.INTERRUPT, name, encode(value), schema, **options)
+
+
+@pytest.fixture(scope="session")
+def desk(mongo_uri: str) -> Iterator[Desk]:
+    """Where people look and answer."""
+    name = f"test_desk_{uuid.uuid4().hex[:12]}"
+
+    async def set_up() -> None:
+        async with AsyncMongoClient[Any](mongo_uri) as client:
+            await schema.ensure_schema(Connection(client, name, is_owned=False))
+
+    asyncio.run(set_up())
+    yield Desk(mongo_uri, name)
+    with pymongo.MongoClient[Any](mongo_uri) as client:
+        client.drop_database(name)
+
+
+@pytest.fixture
+def clerk(desk: Desk) -> Any:
+    """The public client on the shared database."""
+    with closing(SyncDurableClient(desk.uri, database=desk.database)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def terminal(desk: Desk, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """`terminal("show", "po-17")`: the command line in a terminal of its own, on the shared database. None is left behind."""
+    begun: list[Terminal] = []
+
+    def start(*arguments: str, columns: int = 120, **environment: str) -> Terminal:
+        where = {**os.environ, **desk.environment, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm-256color", **environment}
+        where = {name: value for name, value in where.items() if name not in ("NO_COLOR", "FORCE_COLOR") or name in environment}
+        begun.append(Terminal("-W", "error", "-m", "mongo_durable.cli", *arguments, environment=where, folder=tmp_path, columns=columns))
+        return begun[-1]
+
+    yield start
+    for each in begun:
+        each.close()
 
 
 @pytest.fixture

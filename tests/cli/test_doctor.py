@@ -85,8 +85,8 @@ def test_show_tells_of_timers_and_defaults(cli: Cli, client: SyncDurableClient, 
     first, second = (next(line for line in lines if line.startswith(f"attempt {number} ")) for number in (1, 2))
     assert "gave the run back until" in first
     assert "suspended on frontier 1" in second
-    timers = [line for line in lines if line.startswith("TIMER")]
-    assert "set, fires" in timers[0]
+    timers = [line for line in lines if " TIMER " in line]
+    assert "sleeps until" in timers[0]
     assert timers[1].endswith("fired")
     assert any("frontier 1" in line and "expired" in line for line in lines)
-    assert 'default "no"' in lines
+    assert 'default  "no"' in lines

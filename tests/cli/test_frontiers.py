@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from mongo_durable import SyncDurableClient
-from tests.cli.conftest import Cli
+from mongo_durable.protocol.frontier import Audience
+from tests.cli.conftest import Cli, Desk
 
 
 def _ids(client: SyncDurableClient, run_id: str) -> list[str]:
@@ -41,79 +44,75 @@ def test_no_open_question_is_no_error(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("answer", ["null", "false", "0", '""', "[]", "{}", '"a=b"', '{"act_x": 1}', "-1.5"])
-def test_any_json_answers_the_only_question(cli: Cli, started: Callable[..., None], client: SyncDurableClient, answer: str) -> None:
+def test_any_json_answers_the_only_question(desk: Desk, clerk: SyncDurableClient, answer: str) -> None:
     """Where there is one question, JSON alone answers it, whatever JSON it is."""
-    started("po-17", questions=1)
-    (activity_id,) = _ids(client, "po-17")
-    ended = cli("resolve", "po-17", "--answer", answer, "--by", "ada", "--note", "why not")
+    run_id, (activity_id,) = desk.ask()
+    ended = desk.cli("resolve", run_id, "--answer", answer, "--by", "ada", "--note", "why not")
     assert ended.exit_code == 0, ended.output
-    assert _answers(client, "po-17") == {activity_id: json.loads(answer)}
-    assert client.history("po-17")[-1].data["resolved_by"] == "ada"
-    assert client.get_run("po-17").status == "ready"
+    assert _answers(clerk, run_id) == {activity_id: json.loads(answer)}
+    assert clerk.history(run_id)[-1].data["resolved_by"] == "ada"
+    assert clerk.get_run(run_id).status == "ready"
 
 
-def test_each_of_several_questions_is_named(cli: Cli, started: Callable[..., None], client: SyncDurableClient) -> None:
+def test_each_of_several_questions_is_named(desk: Desk, clerk: SyncDurableClient) -> None:
     """Several questions are answered at once, each by its activity id; a value may have '=' in it."""
-    started("po-17", questions=2)
-    one, two = _ids(client, "po-17")
-    ended = cli("resolve", "po-17", "--answer", f'{two}="x=y"', "--answer", f"{one}=null", "--json")
+    run_id, (one, two) = desk.ask({}, {})
+    ended = desk.cli("resolve", run_id, "--answer", f'{two}="x=y"', "--answer", f"{one}=null", "--json")
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["generation"] == 1
-    assert _answers(client, "po-17") == {one: None, two: "x=y"}
+    assert _answers(clerk, run_id) == {one: None, two: "x=y"}
 
 
-def test_an_unnamed_answer_to_several_questions_is_refused(cli: Cli, started: Callable[..., None], client: SyncDurableClient) -> None:
+def test_an_unnamed_answer_to_several_questions_is_refused(desk: Desk, clerk: SyncDurableClient) -> None:
     """Nobody guesses which question was meant: the ids are named, and nothing is written."""
-    started("po-17", questions=2)
-    ended = cli("resolve", "po-17", "--answer", "true")
+    run_id, asked = desk.ask({}, {})
+    ended = desk.cli("resolve", run_id, "--answer", "true")
     assert ended.exit_code == 2
-    for part in _ids(client, "po-17"):
+    for part in asked:
         assert part[:8] in ended.stderr
-    assert client.get_run("po-17").status == "suspended"
+    assert clerk.get_run(run_id).status == "suspended"
 
 
 @pytest.mark.parametrize("answer", ["yes", "{'approved': true}", "act_x=yes", "NaN", "act_x=Infinity", "", '{"a": 1', "[" * 100_000])
-def test_what_is_not_json_is_wrong_usage(cli: Cli, started: Callable[..., None], client: SyncDurableClient, answer: str) -> None:
+def test_what_is_not_json_is_wrong_usage(desk: Desk, clerk: SyncDurableClient, answer: str) -> None:
     """An answer that is not JSON is refused before the database is asked, with exit code 2."""
-    started("po-17", questions=1)
-    ended = cli("resolve", "po-17", "--answer", answer)
+    run_id, _ = desk.ask()
+    ended = desk.cli("resolve", run_id, "--answer", answer)
     assert ended.exit_code == 2, ended.output
     assert "JSON" in ended.stderr
-    assert client.get_run("po-17").status == "suspended"
+    assert clerk.get_run(run_id).status == "suspended"
 
 
-def test_the_same_activity_twice_is_wrong_usage(cli: Cli, started: Callable[..., None], client: SyncDurableClient) -> None:
+def test_the_same_activity_twice_is_wrong_usage(desk: Desk, clerk: SyncDurableClient) -> None:
     """Two answers to one question are refused, not the last one taken."""
-    started("po-17", questions=1)
-    (activity_id,) = _ids(client, "po-17")
-    assert cli("resolve", "po-17", "--answer", f"{activity_id}=1", "--answer", f"{activity_id}=2").exit_code == 2
-    assert client.get_run("po-17").status == "suspended"
+    run_id, (activity_id,) = desk.ask()
+    assert desk.cli("resolve", run_id, "--answer", f"{activity_id}=1", "--answer", f"{activity_id}=2").exit_code == 2
+    assert clerk.get_run(run_id).status == "suspended"
 
 
-def test_refusals_say_why(cli: Cli, started: Callable[..., None], client: SyncDurableClient) -> None:
+def test_refusals_say_why(desk: Desk, clerk: SyncDurableClient) -> None:
     """Unknown, missing, stale: each refusal has its code and exit code 1, and writes nothing."""
-    started("po-17", questions=2)
-    one, two = _ids(client, "po-17")
+    run_id, (one, two) = desk.ask({}, {})
     both = ("--answer", f"{one}=1", "--answer", f"{two}=2")
     for code, arguments in {
         "unknown_activity": ("--answer", "act_nobody=1"),
         "incomplete_resolution": ("--answer", f"{one}=1"),
         "stale_generation": (*both, "--generation", "7"),
     }.items():
-        ended = cli("resolve", "po-17", *arguments)
+        ended = desk.cli("resolve", run_id, *arguments)
         assert (ended.exit_code, code in ended.stderr) == (1, True), ended.output
-    assert "stale_generation" in cli("resolve", "po-17", *both, "--digest", "0" * 32).stderr
-    assert client.get_run("po-17").status == "suspended"
+    assert "stale_generation" in desk.cli("resolve", run_id, *both, "--digest", "0" * 32).stderr
+    assert clerk.get_run(run_id).status == "suspended"
 
 
-def test_the_first_answer_stands(cli: Cli, started: Callable[..., None]) -> None:
+def test_the_first_answer_stands(desk: Desk) -> None:
     """The same answer again gives the same receipt; another one is a conflict."""
-    started("po-17", questions=1)
-    first = cli("resolve", "po-17", "--answer", "1", "--by", "ada", "--json")
-    again = cli("resolve", "po-17", "--answer", "1", "--by", "bob", "--json")
+    run_id, _ = desk.ask()
+    first = desk.cli("resolve", run_id, "--answer", "1", "--by", "ada", "--json")
+    again = desk.cli("resolve", run_id, "--answer", "1", "--by", "bob", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout) == json.loads(first.stdout)
-    other = cli("resolve", "po-17", "--answer", "2")
+    other = desk.cli("resolve", run_id, "--answer", "2")
     assert other.exit_code == 1
     assert "[resolution_conflict]" in other.stderr
 
@@ -124,3 +123,22 @@ def test_a_run_that_asks_nothing_cannot_be_answered(cli: Cli, started: Callable[
     ended = cli("resolve", "po-17", "--answer", "1")
     assert ended.exit_code == 1
     assert "[run_not_suspended]" in ended.stderr
+
+
+def test_frontiers_are_filtered_and_show_their_terms(desk: Desk) -> None:
+    """By run, and by who is asked now; with audience, escalation, deadline and default."""
+    hours = timedelta(hours=1)
+    audience = Audience(first="clerks-of-this-test", then="managers-of-this-test", after=hours)
+    run_id, (asked,) = desk.ask({"value": "Buy?", "audience": audience, "expires_in": 2 * hours, "default": {"ok": False}})
+    other, _ = desk.ask()
+    listed = desk.cli("frontiers", "--audience", "clerks-of-this-test").stdout
+    assert listed.count("run ") == 1
+    assert re.search(rf"run {run_id}  procurement  generation 1  waits for .*, until 20", listed)
+    assert re.search('for clerks-of-this-test, from 20.* for managers-of-this-test as well · goes on with {"ok": false} at 20', listed)
+    assert "nothing waits" in desk.cli("frontiers", "--audience", "managers-of-this-test").stdout
+    (found,) = json.loads(desk.cli("frontiers", "--run", other, "--json").stdout)
+    assert (found["run_id"], found["draft"]) == (other, None)
+    shown = json.loads(desk.cli("show", run_id, "--json").stdout)
+    (entry,) = shown["frontiers"][0]["entries"]
+    assert (entry["activity_id"], entry["audience"], entry["has_default"]) == (asked, "clerks-of-this-test", True)
+    assert (shown["draft"], shown["refusals"]) == (None, [])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mongo_durable import SyncDurableClient
-from tests.cli.conftest import Cli, until
+from tests.cli.conftest import Cli, Desk, until
 
 SHOP = """
 import asyncio
@@ -65,6 +65,25 @@ def test_a_runner_executes_and_drains(process: Any, client: SyncDurableClient) -
     running.send_signal(signal.SIGTERM)
     _, complaints = running.communicate(timeout=60)
     assert running.returncode == 0, complaints
+    assert complaints.count("attempt 1 begins") == complaints.count("attempt 1 ends: completed") == 3
+    assert "\x1b" not in complaints
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_terminal_shows_what_a_runner_does(terminal: Any, desk: Desk, clerk: SyncDurableClient) -> None:
+    """What is executed now, with its run; what the attempts before came to; log lines and what user code prints above it. Ctrl-C drains."""
+    screen = terminal("runner", "shop:app", "--grace", "0.1")
+    screen.until("0 running")
+    clerk.submit("shop", {"is_held": False}, run_id="sold")
+    screen.until("0 running · 1 completed")
+    clerk.submit("shop", {"is_held": True}, run_id="held")
+    screen.until("attempt 1  run held  shop")
+    screen.until("1 running · 1 completed")
+    screen.interrupt()
+    assert screen.ended() == 3
+    assert "INFO mongo_durable.runner.runner: run sold: attempt 1 ends: completed" in screen.text
+    assert "buying\n" in screen.text
+    assert "Traceback" not in screen.text
 
 
 @pytest.mark.usefixtures("shop")

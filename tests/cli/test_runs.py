@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -53,15 +54,14 @@ def test_show_tells_executed_from_recorded(cli: Cli, started: Callable[..., None
     assert lines[0].startswith("run po-17  purchase 1  completed")
     first, second = (next(index for index, line in enumerate(lines) if line.startswith(f"attempt {number} ")) for number in (1, 2))
     assert "suspended on frontier 1" in lines[first]
-    assert lines[first + 1].startswith("ACTIVITY  look_up")
-    assert "executed, completed in" in lines[first + 1]
+    assert re.fullmatch(r'step 1  ✓ ACTIVITY look_up  first#1  \d+ ms  {"fault": ""} → "found"', lines[first + 1])
     assert "completed" in lines[second]
-    assert "recorded in attempt 1, not executed" in lines[second + 1]
+    assert lines[second + 1] == "1 recorded activity replayed"
     frontier = next(index for index, line in enumerate(lines) if line.startswith("frontier 1 "))
-    assert "resolved by ada" in lines[frontier]
+    assert "resolved by ada (cli)" in lines[frontier]
     assert "“fine”" in lines[frontier]
     assert 'ask_1 asks {"question": "number 1"}' in lines[frontier + 1]
-    assert lines[frontier + 2] == 'answer {"ok": true}'
+    assert lines[frontier + 2] == 'answer  {"ok": true}'
 
 
 def test_show_as_json_has_the_same(cli: Cli, started: Callable[..., None]) -> None:
@@ -79,7 +79,8 @@ def test_show_tells_why_a_run_failed(cli: Cli, started: Callable[..., None]) -> 
     started("po-17", fault="no such item")
     shown = cli("show", "po-17").stdout
     assert "error ValueError: no such item" in shown
-    assert "executed, failed in" in shown
+    assert "✗ ACTIVITY look_up" in shown
+    assert "→ ValueError: no such item" in shown
 
 
 def test_stored_text_cannot_steer_the_terminal(cli: Cli, started: Callable[..., None]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mongo_durable.dev import DevMongo
+from tests.docs.cli_screens import cli_screens
 from tests.support.mongosh import ROOT, Mongosh
 
 README = ROOT / "README.md"
@@ -31,9 +32,9 @@ def in_readme() -> dict[str, str]:
 
 
 def write(screens: Mapping[str, str]) -> None:
-    """Put screens into the README."""
+    """Put screens into the README; one that is not among them stays."""
     text = README.read_text(encoding="utf-8")
-    README.write_text(_SCREEN.sub(lambda found: f"{found[1]}{screens[found['name']]}{found[4]}", text), encoding="utf-8")
+    README.write_text(_SCREEN.sub(lambda found: f"{found[1]}{screens.get(found['name'], found['shown'])}{found[4]}", text), encoding="utf-8")
 
 
 def mongosh_screens(shell: Mongosh, database: str) -> dict[str, str]:
@@ -76,6 +77,9 @@ def _main() -> None:
             write(mongosh_screens(shell, "mongo_durable"))
         finally:
             shell.close()
+    with DevMongo() as uri:  # the same run again: on a server of its own
+        os.environ["MONGO_DURABLE_URI"] = uri
+        write(cli_screens(os.environ))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.cli_screens import cli_screens
+from tests.docs.screens import in_readme
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -40,3 +43,21 @@ def test_the_example_runs(mongo_uri: str, database: str, tmp_path: Path) -> None
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"'receipt': 'desk for 28 \(act_[a-z2-7]{16}\)'", ran.stdout), ran.stdout
     assert not ran.stderr
+
+
+def test_the_terminal_looks_as_shown(mongo_uri: str, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the README shows of the command line is what comes out today, but for times, durations and names of processes."""
+    monkeypatch.setenv("MONGO_DURABLE_URI", mongo_uri)
+    monkeypatch.setenv("MONGO_DURABLE_DATABASE", database)
+    shown = in_readme()
+    for name, screen in cli_screens(os.environ).items():
+        assert _steady(shown[name]) == _steady(screen), "scripts/readme_screens writes it anew"
+
+
+_VARYING = {r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ": "TIME", r"\d+(\.\d+)? (ms|s|min)\b": "DURATION", r"host-1-\d+-[0-9a-f]+": "PROCESS"}
+
+
+def _steady(screen: str) -> str:
+    for varying, word in _VARYING.items():
+        screen = re.sub(varying, word, screen)
+    return re.sub(r"(?m)^(.{60}).*…$", r"\1…", screen)  # where a line is cut hangs on the lengths of all these
