@@ -29,9 +29,10 @@ def test_what_goes_nowhere_is_shown_with_its_reason(cli: Cli, client: SyncDurabl
     client.submit("orders", {}, run_id="parked")
     with pymongo.MongoClient[Any](mongo_uri) as raw:
         heads = raw[database]["runs"]
-        later = [{"$set": {"status": "ready", "held_back": "CorruptHistory: broken", "available_at": {"$add": ["$$NOW", 60_000]}}}]
-        heads.update_one({"_id": "held"}, later)
-        heads.update_one({"_id": "parked"}, {"$set": {"status": "failed", "error": {"type": "RunParked", "message": "5 processes died in a row"}}})
+        later = {"status": "ready", "news": "of it", "held_back": "CorruptHistory: broken", "available_at": {"$add": ["$$NOW", 60_000]}}
+        heads.update_one({"_id": "held"}, [{"$set": later}])
+        parked = {"status": "failed", "ended_at": "$$NOW", "error": {"type": "RunParked", "message": "5 processes died in a row"}}
+        heads.update_one({"_id": "parked"}, [{"$set": parked}])
 
     async def serve() -> None:
         app = one_node(App("orders", uri=mongo_uri, database=database), lambda _: {})
