@@ -30,6 +30,14 @@ TINY = Workload(
     [Target("time", 1e9, 1)],
 )
 
+REPLAY = Workload(
+    "replay",
+    "three activities, from a copied run",
+    [Case(OURS, "replay", {"activities": 3, "characters": 10}), Case(OURS, "resolving", {"times": 1, "suspended": 3})],
+    [Series("queries", "queries"), Series("writes", "writes"), Series("p50", "p50, ms")],
+    rounds=1,
+)
+
 
 def test_everything_imports() -> None:
     """Every module can be imported, those of peers aside."""
@@ -57,7 +65,10 @@ def test_every_case_names_a_method_and_every_target_a_series(quick: bool) -> Non
 
 async def test_a_tiny_workload(mongo_uri: str) -> None:
     """Each contender is measured in its own process, in every round; what fails or is absent stands aside and is named."""
-    [measured] = await measuring.measure([TINY], 2, Addresses(mongo_uri), absent=["dbos"])
+    measured, replayed = await measuring.measure([TINY, REPLAY], 2, Addresses(mongo_uri), absent=["dbos"])
+    assert replayed.failures == {}
+    assert (replayed.values(0, "queries"), replayed.values(0, "writes")) == ([[1]], [[1]])
+    assert len(replayed.values(1, "p50")) == 1
     assert {index: len(rounds) for index, rounds in measured.rounds.items()} == {0: 2, 1: 2}
     assert list(measured.failures) == [2]
     assert "no_such_thing" in measured.failures[2]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from bson import ObjectId
 from pymongo import AsyncMongoClient
 
 from mongo_durable import App
-from mongo_durable.protocol.frontier import frontier_digest
+from mongo_durable.protocol.events import ActivityKind
+from mongo_durable.protocol.frontier import FrontierEntry, frontier_digest, frontier_entry
 from mongo_durable.protocol.identity import Position, activity_id
-from mongo_durable.store.documents import entry_from
 from scripts.benchmarks.servers import Addresses
 
 _COPIES_AT_ONCE = 100
@@ -76,16 +77,20 @@ def _copied(collection: str, document: Document, run_id: str, copy: str) -> Docu
         made["thread_id"] = copy
     if "activity_id" in document and document["activity_id"] is not None:
         made["activity_id"] = activity_id(copy, Position.parse(document["position"])) if "position" in document else None
-    if "entries" in document:
-        made["entries"] = [{**entry, "activity_id": activity_id(copy, Position.parse(entry["position"]))} for entry in document["entries"]]
+    if "entries" in document:  # a frontier, or its event
+        asked = [_entry(copy, entry) for entry in document["entries"]]
+        made["entries"] = [{**entry, "activity_id": each.activity_id} for entry, each in zip(document["entries"], asked, strict=True)]
+        made["digest"] = frontier_digest(asked)
     match collection:
         case "activity_events":
             made["_id"] = ObjectId()
         case "threads":
             made |= {"_id": copy, "active_run": copy}
-        case "frontiers":
-            made["digest"] = frontier_digest([entry_from(entry, entry["value"]) for entry in made["entries"]])
-            made["_id"] = document["_id"].replace(run_id, copy, 1)
         case _:
             made["_id"] = document["_id"].replace(run_id, copy, 1)
     return made
+
+
+def _entry(run_id: str, document: Document) -> FrontierEntry:
+    made = frontier_entry(run_id, Position.parse(document["position"]), ActivityKind(document["kind"]), document["name"], None)
+    return replace(made, digest=document["digest"])  # of kind, name and value: the same in every copy
