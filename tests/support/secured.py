@@ -34,11 +34,12 @@ class SecuredMongo:
     Attributes:
         port: Where it listens on the loopback interface.
         authority: File with the certificate of the authority that has signed the server's.
+        password: Of the root user.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._password = secrets.token_urlsafe(12)
+        self.password = secrets.token_urlsafe(12)
         self.authority = folder / "authority.pem"
         self.port = 0
 
@@ -66,7 +67,7 @@ class SecuredMongo:
                 self._wait(lambda: bool(nobody.admin.command("ping")))
                 nobody.admin.command("replSetInitiate", {"_id": "rs0", "members": [{"_id": 0, "host": f"127.0.0.1:{self.port}"}]})
                 self._wait(lambda: nobody.admin.command("hello")["isWritablePrimary"])
-                nobody.admin.command("createUser", ROOT, pwd=self._password, roles=["root"])
+                nobody.admin.command("createUser", ROOT, pwd=self.password, roles=["root"])
         except BaseException:
             self._supervisor.close()
             raise
@@ -78,7 +79,7 @@ class SecuredMongo:
     @property
     def root_uri(self) -> str:
         """URI of the user who may do everything."""
-        return f"mongodb://{ROOT}:{self._password}@127.0.0.1:{self.port}/?replicaSet=rs0&authSource=admin"
+        return f"mongodb://{ROOT}:{self.password}@127.0.0.1:{self.port}/?replicaSet=rs0&authSource=admin"
 
     def user(self, database: str, *roles: str) -> str:
         """Make a user in `database` with these of its roles. Returns the user's URI."""
