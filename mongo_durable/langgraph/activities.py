@@ -11,7 +11,7 @@ from typing import Any
 from mongo_durable.errors import ConfigurationError
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.crossing import runs
-from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.effects import Effect, Policy, checked_in_thread, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.scope import current_session, here
 from mongo_durable.protocol.events import ActivityKind
 
@@ -50,7 +50,9 @@ def durable_function(target: Callable[..., Any], name: str, policy: Policy, code
         async def body(_: object, session: Any = None) -> Any:
             if policy.is_transactional:
                 return await target(*args, **kwargs, session=session)
-            return await (target(*args, **kwargs) if is_async else asyncio.to_thread(target, *args, **kwargs))
+            if is_async:
+                return await target(*args, **kwargs)
+            return await asyncio.to_thread(target if effect is None else checked_in_thread(effect, target), *args, **kwargs)
 
         async def run() -> Any:
             if effect is not None:

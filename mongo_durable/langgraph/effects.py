@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
@@ -32,6 +33,9 @@ from mongo_durable.protocol.identity import activity_id
 from mongo_durable.protocol.parts import shorten
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +327,7 @@ def _run_body(effect: Effect, body: Callable[[Scope], Any], what: str) -> Any:
 
 
 async def check_before_body_async(effect: Effect) -> None:
-    """Called where a body begins later than its effect: in another try, or behind the start of a graph of its own.
+    """Called where a body begins later than its effect: in another try, behind the start of a graph of its own, or in a thread.
 
     Raises:
         DurableSignal: The run, or the right to start effects, is lost meanwhile.
@@ -337,6 +341,17 @@ async def check_before_body_async(effect: Effect) -> None:
 def check_before_body(effect: Effect) -> None:
     """The same for a graph that runs in threads."""
     await_on_loop(effect.session.attempt.loop, check_before_body_async(effect), f"{effect.call.kind} {effect.call.name!r}")
+
+
+def checked_in_thread(effect: Effect, function: Callable[P, T]) -> Callable[P, T]:
+    """A synchronous body for a thread of the loop's executor, where it may have to wait for its turn: it looks once more before it begins."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        check_before_body(effect)
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _is_ours(error: Exception) -> bool:

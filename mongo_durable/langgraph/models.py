@@ -10,14 +10,14 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models.chat_models import BaseChatModel, generate_from_stream
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables import Runnable, RunnableParallel, RunnableSequence, RunnableWithFallbacks, run_in_executor
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict
 
 from mongo_durable.errors import UnsupportedGraph
 from mongo_durable.langgraph.codec import Codec
-from mongo_durable.langgraph.effects import Effect, Policy, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.effects import Effect, Policy, checked_in_thread, run_effect, run_effect_async, start_effect
 from mongo_durable.langgraph.messages import message_digests, message_id, semantic_input
 from mongo_durable.langgraph.scope import Session, current_session, here
 from mongo_durable.langgraph.seams import parent_namespace, wants_tokens
@@ -125,7 +125,11 @@ class DurableModel(BaseChatModel):
     ) -> ChatResult:
         """See `_ask`."""
         if run_manager is None or not wants_tokens(self.inner, run_manager, options, async_api=True):
-            return await self.inner._agenerate(messages, stop=stop, run_manager=run_manager, **options)
+            if type(self.inner)._agenerate is not BaseChatModel._agenerate:
+                return await self.inner._agenerate(messages, stop=stop, run_manager=run_manager, **options)
+            # What LangChain does with a model that knows only `_generate`, and the last look at the lease on the other side.
+            generate = checked_in_thread(effect, self.inner._generate)
+            return await run_in_executor(None, generate, messages, stop, run_manager.get_sync() if run_manager else None, **options)
         chunks = []
         async for chunk in self.inner._astream(messages, stop=stop, **options):
             chunk.message.id = message_id(f"{effect.identity}:message")

@@ -10,14 +10,23 @@ from typing import Any
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from pydantic import BaseModel, ConfigDict
 
 from mongo_durable.errors import NotJsonSafe
 from mongo_durable.langgraph.codec import Codec
-from mongo_durable.langgraph.effects import Effect, Policy, check_before_body, check_before_body_async, run_effect, run_effect_async, start_effect
+from mongo_durable.langgraph.effects import (
+    Effect,
+    Policy,
+    check_before_body,
+    check_before_body_async,
+    checked_in_thread,
+    run_effect,
+    run_effect_async,
+    start_effect,
+)
 from mongo_durable.langgraph.isolation import isolated, isolated_async
 from mongo_durable.langgraph.messages import meaning
 from mongo_durable.langgraph.scope import Scope, Session, current_session, here
@@ -87,7 +96,7 @@ class DurableTool(WrappedTool):
 
         async def run() -> Any:
             await check_before_body_async(call.effect)
-            return await self.inner.ainvoke(input, _passed_on(config), **kwargs)
+            return await _checked_in_thread(self.inner, call.effect).ainvoke(input, _passed_on(config), **kwargs)
 
         async def body(scope: Scope) -> Any:
             return await isolated_async(session, self.codec, scope, self.name, run)
@@ -96,6 +105,13 @@ class DurableTool(WrappedTool):
         with call.arrival() as arrival:
             result = await run_effect_async(call.effect, body)
         return call.leave(result, arrival.stopped)
+
+
+def _checked_in_thread(tool: BaseTool, effect: Effect) -> BaseTool:
+    """The tool; if it has only a synchronous function, which LangChain will call in a thread, a copy that looks at the lease there."""
+    if isinstance(tool, StructuredTool | Tool) and tool.coroutine is None and tool.func is not None:
+        return tool.model_copy(update={"func": checked_in_thread(effect, tool.func)})
+    return tool
 
 
 def shown_as(tool: BaseTool) -> dict[str, Any]:

@@ -113,6 +113,7 @@ OPEN_FRONTIERS: list[dict[str, Any]] = [
             "name": "$entries.name",
             "question": _shown("$entries.value"),
             "activity_id": "$entries.activity_id",
+            "position": "$entries.position",
             "expires_at": {"$ifNull": ["$entries.expires_at", "$$REMOVE"]},
             "answer_in_mongosh": _replaced("$_mongosh", (", })", "})")),
             "answer_in_shell": "$_shell",

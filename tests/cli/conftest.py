@@ -13,7 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypedDict
 
-import pymongo
 import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
@@ -25,10 +24,11 @@ from mongo_durable.cli.commands import app as commands
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.values import encode
-from mongo_durable.store import frontiers, schema
+from mongo_durable.store import frontiers
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection
 from tests.support.attempts import Attempt, position
+from tests.support.databases import shared_by
 from tests.support.terminal import Terminal
 
 Cli = Callable[..., Result]
@@ -88,16 +88,8 @@ def _entry(run_id: str, number: int, *, value: Any = "may I?", schema: Any = Non
 @pytest.fixture(scope="session")
 def desk(mongo_uri: str) -> Iterator[Desk]:
     """Where people look and answer."""
-    name = f"test_desk_{uuid.uuid4().hex[:12]}"
-
-    async def set_up() -> None:
-        async with AsyncMongoClient[Any](mongo_uri) as client:
-            await schema.ensure_schema(Connection(client, name, is_owned=False))
-
-    asyncio.run(set_up())
-    yield Desk(mongo_uri, name)
-    with pymongo.MongoClient[Any](mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("desk", mongo_uri) as name:
+        yield Desk(mongo_uri, name)
 
 
 @pytest.fixture

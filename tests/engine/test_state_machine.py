@@ -837,7 +837,7 @@ class Machine(RuleBasedStateMachine):
         model = self.model
         data: dict[str, Any] = {"generation": model.generation, "answers": answers}
         if event_type is EventType.ACTIVITIES_RESOLVED:
-            data |= {"resolved_by": "a person", "note": None}
+            data |= {"resolved_by": "a person", "note": None, "channel": "client"}
             model.answers[model.generation] = answers
             self.world.promises.append(Received(run_id=model.run_id, generation=model.generation, answers_digest=digest(answers)))
         else:

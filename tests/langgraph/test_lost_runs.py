@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pymongo
 import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatResult
 from langgraph.graph import START, StateGraph
 
 from mongo_durable import App, RetryPolicy
@@ -127,3 +131,60 @@ async def test_who_stood_still_before_a_tool_does_not_begin_it(colour: str, mong
     assert begun == 0
     with pymongo.MongoClient(mongo_uri) as client:
         assert client[database]["activity_events"].count_documents({"type": "activity.started"}) == 1
+
+
+class _Busy(ThreadPoolExecutor):
+    """Has so much to do that the lease runs out before a body gets its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases: list[Lease] = []
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        for lease in self.leases:
+            lease._valid_until = 0.0
+        return super().submit(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["activity", "model", "tool"])
+async def test_who_waited_for_a_thread_does_not_begin(kind: str, mongo_uri: str, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A synchronous body of an asynchronous graph waits for a thread: a lease that runs out meanwhile is noticed before the body."""
+    app = App("threads", uri=mongo_uri, database=database)
+    busy = _Busy()
+    asyncio.get_running_loop().set_default_executor(busy)
+    begun = 0
+    start = Attempt.start
+
+    async def start_and_remember(attempt: Attempt, call: ActivityCall) -> StartResult:
+        decided = await start(attempt, call)
+        busy.leases.append(attempt._sink.lease)
+        return decided
+
+    monkeypatch.setattr(Attempt, "start", start_and_remember)
+
+    def act(item: str) -> str:
+        """Act."""
+        nonlocal begun
+        begun += 1
+        return item
+
+    class Model(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+            act("desk")
+            return super()._generate(*args, **kwargs)
+
+    activity, tool, model = app.activity(act), app.tool(act), app.llm(Model(messages=iter([AIMessage("desk")])))
+
+    async def node(state: State) -> dict[str, Any]:
+        match kind:
+            case "activity":
+                await activity("desk")
+            case "model":
+                await model.ainvoke("desk")
+            case _:
+                await tool.ainvoke({"item": "desk"})
+        return {"lines": ["done"]}
+
+    await _lose(app, node)
+    assert busy.leases
+    assert begun == 0

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
-import pymongo
 import pytest
-from pymongo import AsyncMongoClient
 
-from mongo_durable.store import schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
+from tests.support.databases import shared_by
 from tests.support.mongosh import Mongosh
 
 
 @pytest.fixture(scope="session")
 def shared_database(mongo_uri: str) -> Iterator[str]:
     """A database that is set up, for tests that each use runs of their own."""
-    name = f"test_mongosh_{uuid.uuid4().hex[:16]}"
-
-    async def set_up() -> None:
-        async with AsyncMongoClient(mongo_uri) as client:
-            await schema.ensure_schema(Connection(client, name, is_owned=False))
-
-    asyncio.run(set_up())
-    yield name
-    with pymongo.MongoClient(mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("mongosh", mongo_uri) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

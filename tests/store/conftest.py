@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import pymongo
 import pytest
 from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
-from mongo_durable.store import failpoints, schema
+from mongo_durable.store import failpoints
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
+from tests.support.databases import shared_by
 
 
 class Commands(CommandListener):
@@ -43,19 +42,11 @@ class Commands(CommandListener):
         self.sent.clear()
 
 
-async def _set_up(uri: str, database: str) -> None:
-    async with AsyncMongoClient(uri) as client:
-        await schema.ensure_schema(Connection(client, database, is_owned=False))
-
-
 @pytest.fixture(scope="session")
 def shared_database(mongo_uri: str) -> Iterator[str]:
     """A database that is set up, for tests that each use runs of their own."""
-    name = f"test_store_{uuid.uuid4().hex[:16]}"
-    asyncio.run(_set_up(mongo_uri, name))
-    yield name
-    with pymongo.MongoClient(mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("store", mongo_uri) as name:
+        yield name
 
 
 @pytest.fixture

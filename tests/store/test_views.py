@@ -44,7 +44,7 @@ async def test_a_row_for_each_open_question(place: Connection) -> None:
     single, first, second = await _rows(place, "open_frontiers")
     assert [each["run"] for each in (single, first, second)] == ["po-17", names[1], names[1]]
     assert list(single) == [
-        "run", "workflow", "age", "name", "question", "activity_id", "answer_in_mongosh", "answer_in_shell", "generation", "digest",
+        "run", "workflow", "age", "name", "question", "activity_id", "position", "answer_in_mongosh", "answer_in_shell", "generation", "digest",
     ]  # fmt: skip
     assert single["question"] == {"buy": "desk"}
     assert second["question"] == "(301 kB, stored apart)"

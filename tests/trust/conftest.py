@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo import AsyncMongoClient
 
@@ -16,30 +14,23 @@ from mongo_durable import DurableClient, Frontier, SigningKeys
 from mongo_durable.protocol.events import ActivityKind
 from mongo_durable.protocol.frontier import FrontierEntry, frontier_entry
 from mongo_durable.protocol.values import encode
-from mongo_durable.store import failpoints, schema
+from mongo_durable.store import failpoints
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import StoredFrontier
 from mongo_durable.store.heads import get
 from tests.support.attempts import Attempt, position
+from tests.support.databases import shared_by
 
 KEYS = SigningKeys({"k1": "1" * 32})
 HOUR = timedelta(hours=1)
 
 
-async def _set_up(uri: str, database: str) -> None:
-    async with AsyncMongoClient(uri) as client:
-        await schema.ensure_schema(Connection(client, database, is_owned=False))
-
-
 @pytest.fixture(scope="session")
 def database_of_all(mongo_uri: str) -> Iterator[str]:
     """A database that is set up, for tests that each use runs of their own."""
-    name = f"test_trust_{uuid.uuid4().hex[:16]}"
-    asyncio.run(_set_up(mongo_uri, name))
-    yield name
-    with pymongo.MongoClient(mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("trust", mongo_uri) as name:
+        yield name
 
 
 @pytest.fixture(autouse=True)
