@@ -11,12 +11,18 @@ from pymongo.errors import PyMongoError
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.wakeups import Listener
 
+_READ_WITHIN_MS = 10_000
+
 
 def cursors(client: pymongo.MongoClient[dict[str, Any]], database: str) -> list[int]:
-    """The change streams on this database's runs that are open on the server."""
+    """The change streams on this database's runs that are open on the server, and that somebody reads.
+
+    Where a reply was lost, the driver opens a stream again, and the server keeps the one before for minutes; nobody reads it.
+    """
+    is_read = {"$or": [{"$ne": ["$type", "idleCursor"]}, {"$gte": ["$cursor.lastAccessDate", {"$subtract": ["$$NOW", _READ_WITHIN_MS]}]}]}
     stages: list[dict[str, Any]] = [
         {"$currentOp": {"idleCursors": True}},
-        {"$match": {"ns": f"{database}.runs", "cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}}},
+        {"$match": {"ns": f"{database}.runs", "cursor.originatingCommand.pipeline.0.$changeStream": {"$exists": True}, "$expr": is_read}},
     ]
     # A cursor whose read ends while the server lists is listed as busy and as idle.
     return list(dict.fromkeys(each["cursor"]["cursorId"] for each in client.admin.aggregate(stages)))
