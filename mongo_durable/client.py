@@ -333,7 +333,7 @@ class DurableClient:
             RunNotFound, RunNotSuspended: The run never had a frontier.
         """
         connection = await self._connection()
-        wanted = generation if generation is not None else (await frontiers.current(connection, run_id)).generation
+        wanted = await _newest(connection, run_id) if generation is None else generation
         stored = await drafts.get(connection, run_id, wanted)
         return await self._draft(connection, stored) if stored is not None else None
 
@@ -346,7 +346,7 @@ class DurableClient:
     async def withdraw_answer(self, run_id: str, activity_ids: Collection[str], *, answered_by: str, generation: int | None = None) -> bool:
         """Take one's own answers out of a draft. False: they are not all there, not all one's own, or have gone in; then nothing has changed."""
         connection = await self._connection()
-        wanted = generation if generation is not None else (await frontiers.current(connection, run_id)).generation
+        wanted = await _newest(connection, run_id) if generation is None else generation
         return await drafts.withdraw(connection, run_id, wanted, list(activity_ids), answered_by)
 
     async def resume_token(self, frontier: Frontier, *, expires_in: timedelta, audience: str | None = None) -> str:
@@ -626,6 +626,10 @@ class DurableClient:
         if event.type in (EventType.ACTIVITIES_RESOLVED, EventType.FRONTIER_EXPIRED):
             data["answers"] = {activity_id: self.decode(answer) for activity_id, answer in data["answers"].items()}
         return replace(event, value=self.decode(event.value), data=data)
+
+
+async def _newest(connection: Connection, run_id: str) -> int:
+    return (await frontiers.current(connection, run_id)).generation
 
 
 def _cursor(after: str | None) -> heads.Cursor | None:

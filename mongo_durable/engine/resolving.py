@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from mongo_durable.engine.authorizing import AnswerRequest, Authorize, check_authorized
@@ -16,10 +17,11 @@ from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.values import decode
 from mongo_durable.store import audit, drafts, frontiers
 from mongo_durable.store.connection import Connection
-from mongo_durable.store.documents import Answerer, Resolution, StoredFrontier
+from mongo_durable.store.documents import SOMEBODY, Answerer, Resolution, StoredFrontier
 
 _IDENTIFIER = re.compile(r"[\w.-]{1,100}")
 _MOST_IDS = 100
+_ANY_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,6 @@ class Rules:
 
 
 NO_RULES = Rules()
-SOMEBODY = Answerer()
 
 
 async def resolve(
@@ -149,7 +150,8 @@ async def _judge(connection: Connection, frontier: StoredFrontier, answers: Mapp
     """
     answered = [entry for entry in frontier.entries if entry.activity_id in answers]
     if rules.authorize is not None:
-        now = await connection.server_time()
+        # The clock is asked only where the audience hangs on it.
+        now = await connection.server_time() if any(entry.escalates_at is not None for entry in answered) else _ANY_TIME
         for entry in answered:
             request = AnswerRequest(
                 run_id=frontier.run_id,

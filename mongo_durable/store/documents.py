@@ -174,6 +174,11 @@ def entry_from(document: Mapping[str, Any], value: Any, default: Any) -> Frontie
     )
 
 
+def frontier_id(run_id: str, generation: int) -> str:
+    """The `_id` of a frontier. Its resolution and its draft have the same, so that there can be one of each."""
+    return f"{run_id}/{generation}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFrontier:
     """A frontier as stored.
@@ -196,6 +201,11 @@ class StoredFrontier:
     digest: str
     opened_at: datetime | None
     expires_at: datetime | None
+
+    @property
+    def id(self) -> str:
+        """Its `_id`."""
+        return frontier_id(self.run_id, self.generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +231,10 @@ class Answerer:
     def document(self) -> Document:
         """Its fields in a resolution, and in the event beside it."""
         return {"resolved_by": self.by, "note": self.note, "channel": self.channel.value}
+
+
+SOMEBODY = Answerer()
+"""Who answers without saying who it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

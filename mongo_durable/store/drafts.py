@@ -23,6 +23,7 @@ from mongo_durable.store.documents import (
     Resolution,
     StoredFrontier,
     check_version,
+    frontier_id,
     resolution_from,
 )
 from mongo_durable.store.failpoints import FailPoint, reach
@@ -73,7 +74,7 @@ async def add(connection: Connection, frontier: StoredFrontier, answers: Mapping
     Writes: `drafts`; with the last answer `runs`, `frontiers`, `resolutions`, `activity_events` as well, in one transaction.
     Invariants: I6, I10.
     """
-    draft_id = f"{frontier.run_id}/{frontier.generation}"
+    draft_id = frontier.id
     require_open(frontier.run_id, [entry.value for entry in frontier.entries])
     digests = {activity_id: digest(answer) for activity_id, answer in answers.items()}
     stored = await move_out_each(connection, frontier.run_id, answers)
@@ -168,9 +169,8 @@ async def _after_loss(
     Raises:
         ResolutionError, RunError: They are not.
     """
-    frontier_id = f"{frontier.run_id}/{frontier.generation}"
-    draft = await connection.drafts.find_one({"_id": frontier_id})
-    resolution = await connection.resolutions.find_one({"_id": frontier_id})
+    draft = await connection.drafts.find_one({"_id": frontier.id})
+    resolution = await connection.resolutions.find_one({"_id": frontier.id})
     there = draft["answers"] if draft is not None else {}
     is_in = resolution is not None and resolution.get("channel") == AnswerChannel.DRAFT
     if draft is not None and is_in and all(_stands(draft, each, digests[each], by) for each in answers):
@@ -186,7 +186,7 @@ async def _after_loss(
 @store_call
 async def get(connection: Connection, run_id: str, generation: int) -> StoredDraft | None:
     """The draft of a frontier, or None if nobody has begun one."""
-    draft_id = f"{run_id}/{generation}"
+    draft_id = frontier_id(run_id, generation)
     document = await connection.drafts.find_one({"_id": draft_id})
     if document is None:
         return None
@@ -197,7 +197,7 @@ async def get(connection: Connection, run_id: str, generation: int) -> StoredDra
 @store_call
 async def of_open(connection: Connection, frontiers_shown: Iterable[tuple[str, int]]) -> list[StoredDraft]:
     """The drafts of these frontiers (run and generation), in one query, as they are while their frontiers are open: without resolutions."""
-    wanted = [f"{run_id}/{generation}" for run_id, generation in frontiers_shown]
+    wanted = [frontier_id(run_id, generation) for run_id, generation in frontiers_shown]
     documents = await connection.drafts.find({"_id": {"$in": wanted}}).to_list(None)
     return [await _from_document(connection, each, None) for each in documents]
 
@@ -208,7 +208,7 @@ async def withdraw(connection: Connection, run_id: str, generation: int, activit
 
     Writes: `drafts`, one update.
     """
-    draft_id = f"{run_id}/{generation}"
+    draft_id = frontier_id(run_id, generation)
     theirs = {f"answers.{each}.by": by for each in activity_ids}
 
     async def body(session: Session) -> bool:

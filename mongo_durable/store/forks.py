@@ -16,7 +16,7 @@ from mongo_durable.protocol.history import fold
 from mongo_durable.protocol.identity import Position
 from mongo_durable.store import heads, memory
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, event_document, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, event_document, frontier_id, head_from
 from mongo_durable.store.events import read_history, require_readable
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
@@ -118,9 +118,9 @@ async def _with_stored_values(connection: Connection, event: Event) -> Event:
 async def _resolution(connection: Connection, run_id: str, event: Event, stored: Event) -> Document:
     """The document of answers that the new run starts with."""
     generation = event.data["generation"]
-    origin = await connection.resolutions.find_one({"_id": f"{run_id}/{generation}"}) or {}
+    origin = await connection.resolutions.find_one({"_id": frontier_id(run_id, generation)}) or {}
     return {
-        "_id": f"{event.run_id}/{generation}",
+        "_id": frontier_id(event.run_id, generation),
         "run_id": event.run_id,
         "schema_version": SCHEMA_VERSION,
         "generation": generation,
@@ -142,7 +142,7 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
         if event.type is not EventType.ACTIVITIES_SUSPENDED:
             continue
         generation = event.data["generation"]
-        origin = await connection.frontiers.find_one({"_id": f"{run_id}/{generation}"})
+        origin = await connection.frontiers.find_one({"_id": frontier_id(run_id, generation)})
         if origin is None:
             continue
         ids = {entry["position"]: entry["activity_id"] for entry in event.data["entries"]}
@@ -154,7 +154,7 @@ async def _frontiers(connection: Connection, run_id: str, new_run_id: str, event
             {
                 **origin,
                 **({"closed_at": closed_at} if generation in passed else {}),
-                "_id": f"{new_run_id}/{generation}",
+                "_id": frontier_id(new_run_id, generation),
                 "run_id": new_run_id,
                 "thread_id": new_run_id,
                 "seq": event.seq,

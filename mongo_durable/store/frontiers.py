@@ -34,6 +34,7 @@ from mongo_durable.store.claims import Claim
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import (
     SCHEMA_VERSION,
+    SOMEBODY,
     Answerer,
     Document,
     Resolution,
@@ -41,6 +42,7 @@ from mongo_durable.store.documents import (
     check_version,
     entry_document,
     entry_from,
+    frontier_id,
     resolution_from,
 )
 from mongo_durable.store.failpoints import FailPoint, reach
@@ -48,8 +50,6 @@ from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
 from mongo_durable.store.sealing import require_open, seal
-
-_SOMEBODY = Answerer()
 
 
 @store_call
@@ -80,9 +80,8 @@ async def suspend(
     defaults = [None if entry.default is UNANSWERED else seal(connection.cipher, run_id, entry.default) for entry in ordered]
     whole = frontier_digest(ordered)
     remembered = await memory.documents(connection, head, unsaved)
-    frontier_id = f"{run_id}/{generation}"
     document: Document = {
-        "_id": frontier_id,
+        "_id": frontier_id(run_id, generation),
         "run_id": run_id,
         "schema_version": SCHEMA_VERSION,
         "workflow": head.workflow,
@@ -131,7 +130,7 @@ async def suspend(
         stored = await connection.transaction(body)
     except (Lost, DuplicateKeyError):
         # Lost, or mine already: the frontier that is there says which.
-        stored = await connection.frontiers.find_one({"_id": frontier_id})
+        stored = await connection.frontiers.find_one({"_id": document["_id"]})
         if stored is None or stored["attempt"] != claimed.attempt:
             raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id) from None
     await reach(FailPoint.SUSPEND_AFTER)
@@ -193,7 +192,7 @@ async def _from_document(connection: Connection, document: Mapping[str, Any]) ->
 @store_call
 async def get(connection: Connection, run_id: str, generation: int) -> StoredFrontier | None:
     """One frontier, or None if the run never opened it."""
-    document = await connection.frontiers.find_one({"_id": f"{run_id}/{generation}"})
+    document = await connection.frontiers.find_one({"_id": frontier_id(run_id, generation)})
     return await _from_document(connection, document) if document is not None else None
 
 
@@ -238,7 +237,7 @@ async def resolve(
     connection: Connection,
     frontier: StoredFrontier,
     answers: Mapping[str, Any],
-    answerer: Answerer = _SOMEBODY,
+    answerer: Answerer = SOMEBODY,
 ) -> Resolution:
     """Record all answers of a frontier at once. When this returns they are majority-committed and the run can go on (I10).
 
@@ -295,7 +294,7 @@ async def accept(
     head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
     await _close(connection, session, frontier, FrontierStatus.RESOLVED, IN_TIME)
     resolution: Document = {
-        "_id": f"{frontier.run_id}/{frontier.generation}",
+        "_id": frontier.id,
         "run_id": frontier.run_id,
         "schema_version": SCHEMA_VERSION,
         "generation": frontier.generation,
@@ -332,8 +331,7 @@ async def _close(connection: Connection, session: Session, frontier: StoredFront
     Raises:
         Lost: It is not so.
     """
-    frontier_id = f"{frontier.run_id}/{frontier.generation}"
-    expected = {"_id": frontier_id, "status": FrontierStatus.OPEN.value, "$expr": condition}
+    expected = {"_id": frontier.id, "status": FrontierStatus.OPEN.value, "$expr": condition}
     closed = await connection.frontiers.update_one(expected, [{"$set": {"status": status.value, "closed_at": "$$NOW"}}], session=session)
     if closed.matched_count != 1:
         raise Lost
@@ -368,12 +366,11 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
 
     Classify inside a transaction that commits with majority: a plain majority read may not see the winner yet."""
     run_id, generation = frontier.run_id, frontier.generation
-    frontier_id = f"{run_id}/{generation}"
 
     async def body(session: Session) -> tuple[Document | None, Document | None, Document | None]:
         return (
-            await connection.resolutions.find_one({"_id": frontier_id}, session=session),
-            await connection.frontiers.find_one({"_id": frontier_id}, session=session),
+            await connection.resolutions.find_one({"_id": frontier.id}, session=session),
+            await connection.frontiers.find_one({"_id": frontier.id}, session=session),
             await connection.runs.find_one({"_id": run_id}, session=session),
         )
 
@@ -411,7 +408,7 @@ async def why_lost(connection: Connection, frontier: StoredFrontier, answers_dig
 @store_call
 async def receipt(connection: Connection, run_id: str, generation: int, answers_digest: str) -> Resolution | None:
     """The receipt of exactly these answers to a frontier that is answered, or None."""
-    document = await connection.resolutions.find_one({"_id": f"{run_id}/{generation}", "answers_digest": answers_digest})
+    document = await connection.resolutions.find_one({"_id": frontier_id(run_id, generation), "answers_digest": answers_digest})
     return resolution_from(document) if document is not None else None
 
 

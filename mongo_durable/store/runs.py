@@ -20,7 +20,7 @@ from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim, claim
 from mongo_durable.store.connection import Connection, Session
-from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, check_version, event_document, head_from
+from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, check_version, event_document, frontier_id, head_from
 from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
@@ -551,8 +551,8 @@ async def end_stopped(connection: Connection, claimed: Claim) -> None:
 
 
 async def _stop_suspended(connection: Connection, head: RunHead, stop: _Stop) -> None:
-    frontier_id = f"{head.run_id}/{head.generation}"
-    frontier = await connection.frontiers.find_one({"_id": frontier_id}, {"seq": 1})
+    suspended_on = frontier_id(head.run_id, head.generation)
+    frontier = await connection.frontiers.find_one({"_id": suspended_on}, {"seq": 1})
     if frontier is None:
         raise Lost
     stopped = replace(head, is_cancel_requested=True, cancel_reason=stop.reason, is_past_deadline=stop.is_deadline)
@@ -570,7 +570,7 @@ async def _stop_suspended(connection: Connection, head: RunHead, stop: _Stop) ->
         }
         await move_head(connection, session, expected, change)
         await reach(FailPoint.CANCEL_INSIDE)
-        is_open = {"_id": frontier_id, "status": FrontierStatus.OPEN.value}
+        is_open = {"_id": suspended_on, "status": FrontierStatus.OPEN.value}
         closed = await connection.frontiers.update_one(is_open, [{"$set": {"status": closed_as.value, "closed_at": "$$NOW"}}], session=session)
         if closed.matched_count != 1:
             raise Lost

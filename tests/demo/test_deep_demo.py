@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pymongo
 import pytest
@@ -20,19 +16,12 @@ from mongo_durable.demo.shop import EffectLine
 from mongo_durable.demo.telling import Process
 from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.timeline import ActivityLine, AttemptLine, Timeline
-
-ROOT = Path(__file__).parents[2]
-
-
-def _demo(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-W", "error", "-m", "mongo_durable.cli", "demo", "--deep", "--uri", uri, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+from tests.support.demos import demo
 
 
 def test_the_deep_demo_proves_its_claims(mongo_uri: str) -> None:
     """A sub-agent asks, two workers are killed by SIGKILL, one of them inside the sub-agent's tool; the timeline shows the sub-agents' paths."""
-    ended = _demo(mongo_uri)
+    ended = demo(mongo_uri, "--deep")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout
     assert "proved: killed twice, one report" in printed
@@ -48,7 +37,7 @@ def test_the_deep_demo_proves_its_claims(mongo_uri: str) -> None:
 
 def test_the_deep_demo_takes_no_model(mongo_uri: str) -> None:
     """--deep with --model is wrong usage."""
-    ended = _demo(mongo_uri, "--model", "openai:gpt-5")
+    ended = demo(mongo_uri, "--deep", "--model", "openai:gpt-5")
     assert ended.returncode == 2
     assert "--deep" in ended.stderr
 

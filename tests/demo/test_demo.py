@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pymongo
 
-ROOT = Path(__file__).parents[2]
-
-
-def _demo(uri: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MONGO_DURABLE_U")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    where = ("--uri", uri) if uri is not None else ()
-    command = [sys.executable, "-W", "error", "-m", "mongo_durable.cli", "demo", *where, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+from tests.support.demos import ROOT, demo
 
 
 def _database(printed: str) -> str:
@@ -29,7 +19,7 @@ def _database(printed: str) -> str:
 
 def test_the_demo_proves_its_claims(mongo_uri: str) -> None:
     """Two workers are killed by SIGKILL, one inside a tool; there is one order, no recorded effect ran again, and the demo checked all of it."""
-    ended = _demo(mongo_uri)
+    ended = demo(mongo_uri)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout
     assert "proved: killed twice, one order" in printed
@@ -46,7 +36,7 @@ def test_the_demo_proves_its_claims(mongo_uri: str) -> None:
 
 def test_the_printed_commands_are_true(mongo_uri: str) -> None:
     """What the demo says that one can type works: the kept run can be shown, and takes the same answer again."""
-    ended = _demo(mongo_uri, "--keep")
+    ended = demo(mongo_uri, "--keep")
     database = _database(ended.stdout)
     try:
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -66,21 +56,21 @@ def test_the_printed_commands_are_true(mongo_uri: str) -> None:
 
 def test_the_demo_needs_no_server() -> None:
     """Without a URI it brings a throwaway replica set of its own."""
-    ended = _demo(None)
+    ended = demo(None)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "proved:" in ended.stdout
 
 
 def test_keep_needs_a_server_that_stays() -> None:
     """--keep without --uri would keep nothing: wrong usage."""
-    ended = _demo(None, "--keep")
+    ended = demo(None, "--keep")
     assert ended.returncode == 2
     assert "--uri" in ended.stderr
 
 
 def test_a_model_that_does_not_exist_is_refused_before_anything_starts() -> None:
     """A wrong --model is one line, and no server or worker was started for it."""
-    ended = _demo(None, "--model", "nobody:nothing")
+    ended = demo(None, "--model", "nobody:nothing")
     assert ended.returncode == 1
     assert "--model" in ended.stderr
     assert "Traceback" not in ended.stderr

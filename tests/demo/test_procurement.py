@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,8 +27,9 @@ from mongo_durable.errors import FrontierExpired, InvalidAnswer, NotAuthorized
 from mongo_durable.protocol.events import ActivityKind, Event, EventType
 from mongo_durable.snapshots import RunSnapshot
 from mongo_durable.store.audit import Refusal
+from tests.support.databases import shared_by
+from tests.support.demos import demo
 
-ROOT = Path(__file__).parents[2]
 YES = {"approved": True}
 NO = {"approved": False, "reason": "too dear"}
 SOON = timedelta(milliseconds=100)
@@ -40,10 +38,8 @@ SOON = timedelta(milliseconds=100)
 @pytest.fixture(scope="module")
 def shared_database(mongo_uri: str) -> Iterator[str]:
     """One database for all tests of this file, which each have purchases of their own."""
-    name = f"test_procurement_{uuid.uuid4().hex[:12]}"
-    yield name
-    with pymongo.MongoClient(mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("procurement", mongo_uri) as name:
+        yield name
 
 
 class Purchasing:
@@ -333,15 +329,9 @@ async def test_the_supplier_knows_a_request(tmp_path: Path) -> None:
 # -- the demo -------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _demo(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-W", "error", "-m", "mongo_durable.cli", "demo", "--procurement", "--uri", uri, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
-
-
 def test_the_procurement_demo_proves_its_claims(mongo_uri: str) -> None:
     """Seven purchases, two killed workers, five orders, and a check of the database and the supplier that finds nothing wrong."""
-    ended = _demo(mongo_uri)
+    ended = demo(mongo_uri, "--procurement")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     printed = ended.stdout
     assert "proved: killed twice, one order a request" in printed

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pymongo
 import pytest
 from bson import ObjectId
 from pymongo import AsyncMongoClient
@@ -16,10 +14,11 @@ from pymongo.monitoring import CommandListener, CommandStartedEvent
 
 from mongo_durable.errors import ConfigurationError
 from mongo_durable.protocol.events import RunStatus
-from mongo_durable.store import claims, frontiers, heads, schema, waiting
+from mongo_durable.store import claims, frontiers, heads, waiting
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.heads import Cursor
 from mongo_durable.store.pruning import Selection, prune
+from tests.support.databases import shared_by
 
 RUNS, LIMIT = 600, 20
 STATUSES = list(RunStatus)
@@ -87,12 +86,10 @@ def frontier_of(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def filled(mongo_uri: str) -> Iterator[str]:
     """A database with runs and frontiers."""
-    name = f"test_paging_{uuid.uuid4().hex[:12]}"
 
-    async def fill() -> None:
+    async def fill(name: str) -> None:
         async with AsyncMongoClient(mongo_uri) as client:
             connection = Connection(client, name, is_owned=False)
-            await schema.ensure_schema(connection)
             await connection.runs.insert_many([run_of(number) for number in range(RUNS)])
             await connection.frontiers.insert_many([frontier_of(number) for number in range(RUNS)])
             await connection.threads.insert_many(
@@ -103,10 +100,9 @@ def filled(mongo_uri: str) -> Iterator[str]:
             )
             await claims.register(connection, "p", 60_000, {"serves": [{"name": "w0", "version": "0"}, {"name": "w0", "version": "1"}]})
 
-    asyncio.run(fill())
-    yield name
-    with pymongo.MongoClient(mongo_uri) as client:
-        client.drop_database(name)
+    with shared_by("paging", mongo_uri) as name:
+        asyncio.run(fill(name))
+        yield name
 
 
 class Queries(CommandListener):
