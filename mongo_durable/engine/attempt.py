@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ from mongo_durable.protocol.replay import (
     match_frontier,
     step_digest,
 )
-from mongo_durable.store import events, heads, runs
+from mongo_durable.store import claims, events, heads, runs
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.documents import RunHead, StoredFrontier
 from mongo_durable.store.heartbeat import Lease, lease_clock
@@ -193,16 +193,14 @@ class Attempt:
 
     @classmethod
     async def begin(cls, process: Process, lease: Lease, claimed: Claim) -> Attempt:
-        """Read the history of a claimed run. One query, whatever its length; none for a run that this process has just submitted.
+        """Begin with the history of a claimed run. It is read unless the claim has it.
 
         Raises:
             CorruptHistory: It breaks the protocol.
             DecryptionFailed: Its values are encrypted, and this process has not the key.
         """
-        recorded: Sequence[Event] | None = claimed.recorded
-        if recorded is None:
-            recorded = await events.read_history(process.connection, claimed.head.run_id, up_to=claimed.seq)
-            events.require_readable(claimed.head.run_id, recorded)
+        recorded = await claims.history(process.connection, claimed)
+        events.require_readable(claimed.head.run_id, recorded)
         telemetry.count("attempts", workflow=claimed.head.workflow)
         return cls(claimed.head, fold(claimed.head.run_id, recorded), StoreSink(process, lease, claimed))
 
@@ -575,7 +573,7 @@ class Attempt:
         """Give the run back, so that another attempt can go on. What this attempt has recorded stays.
 
         Args:
-            until, held_back: See `store.runs.release`.
+            until, held_back: See `store.claims.release`.
 
         Raises:
             AttemptOver, StoreError: The attempt is over already.

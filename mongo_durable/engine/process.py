@@ -69,6 +69,11 @@ class Process:
             if await heartbeat.is_kept():
                 return heartbeat.lease
 
+    @property
+    def held_lease(self) -> Lease | None:
+        """The lease, if this process has one under which work may be started now. Unlike `lease` this takes none, and waits for nothing."""
+        return self._heartbeat.lease if self._heartbeat is not None and self._heartbeat.lease.is_valid else None
+
     async def aclose(self) -> None:
         """Stop the heartbeat and tell the others that this process is gone. Its connection stays open."""
         async with self._lock:

@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mongo_durable.engine.authorizing import AnswerRequest, Authorize, check_authorized
+from mongo_durable.engine.process import Process
 from mongo_durable.engine.schemas import check_answer
 from mongo_durable.errors import ResolutionConflict, ResolutionError, RunNotSuspended, StaleGeneration, TokenUsed, UnknownActivity
 from mongo_durable.protocol.canonical import digest as digest_of
 from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry
 from mongo_durable.protocol.values import decode
 from mongo_durable.store import audit, drafts, frontiers
+from mongo_durable.store.claims import Claim, Claimer
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.documents import SOMEBODY, Answerer, Resolution, StoredFrontier
 
@@ -77,12 +79,48 @@ async def resolve(
         return await _resolve(connection, frontier, answers, answerer, rules)
 
 
-async def resolve_frontier(
-    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer = SOMEBODY, *, rules: Rules = NO_RULES
-) -> Resolution:
-    """Answer a frontier that was read before. See `resolve`."""
-    async with _refusals_kept(connection, frontier.run_id, answers, answerer, frontier.generation):
-        return await _resolve(connection, frontier, answers, answerer, rules)
+async def resolve_and_claim(
+    process: Process,
+    frontier: StoredFrontier,
+    answers: Mapping[str, Any],
+    answerer: Answerer,
+    workflow: tuple[str, str],
+    code_version: str | None,
+    *,
+    rules: Rules = NO_RULES,
+) -> Claim | None:
+    """Answer a frontier that was read before, for a process that executes the run itself.
+
+    Args:
+        workflow: Name and version of what the process executes.
+
+    Returns:
+        The claim of the attempt that began with the answers; the process knows the run as its own (`Process.running`). None where the answers are
+        recorded and the run is to be claimed.
+
+    Raises:
+        ResolutionError, RunError: See `resolve`.
+
+    Writes: One transaction, or an audit event.
+    Invariants: I2, I6.
+    """
+    connection, run_id = process.connection, frontier.run_id
+    async with _refusals_kept(connection, run_id, answers, answerer, frontier.generation):
+        await _check(connection, frontier, answers, answerer, rules)
+        lease = process.held_lease
+        if lease is None or run_id in process.running:
+            # It may start nothing before it has a lease, which answers need not wait for; or the attempt that asked is not quite over in it.
+            await frontiers.resolve(connection, frontier, answers, answerer)
+            return None
+        claimer = Claimer(owner=lease.owner, workflow=workflow, code_version=code_version)
+        claimed: Claim | None = None
+        process.running[run_id] = None
+        try:
+            claimed = await frontiers.resolve_and_claim(connection, frontier, answers, answerer, claimer)
+        finally:
+            if claimed is None:
+                process.running.pop(run_id, None)
+        return claimed
 
 
 async def resolve_once(
@@ -137,9 +175,13 @@ async def draft_answer(
 
 
 async def _resolve(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, rules: Rules) -> Resolution:
+    await _check(connection, frontier, answers, answerer, rules)
+    return await frontiers.resolve(connection, frontier, answers, answerer)
+
+
+async def _check(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, rules: Rules) -> None:
     frontiers.check_complete(frontier, answers)
     await _judge(connection, frontier, answers, answerer, rules)
-    return await frontiers.resolve(connection, frontier, answers, answerer)
 
 
 async def _judge(connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, rules: Rules) -> None:

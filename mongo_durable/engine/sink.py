@@ -15,7 +15,7 @@ from mongo_durable.protocol.frontier import FrontierEntry
 from mongo_durable.protocol.history import History
 from mongo_durable.protocol.identity import Position
 from mongo_durable.protocol.memory import MemoryEntry
-from mongo_durable.store import frontiers, heads, runs
+from mongo_durable.store import claims, frontiers, heads, runs
 from mongo_durable.store.appender import Channel
 from mongo_durable.store.claims import Claim
 from mongo_durable.store.documents import StoredFrontier
@@ -82,7 +82,7 @@ class Sink(Protocol):
         """How the run ends that was marked to be stopped."""
 
     async def release(self, *, until: datetime | None, held_back: str | None) -> None:
-        """See `store.runs.release`."""
+        """See `store.claims.release`."""
 
 
 class StoreSink:
@@ -162,7 +162,7 @@ class StoreSink:
 
     async def release(self, *, until: datetime | None, held_back: str | None) -> None:
         """See `Sink`."""
-        await runs.release(self._process.connection, self._claimed, until=until, held_back=held_back)
+        await claims.release(self._process.connection, self._claimed, until=until, held_back=held_back)
 
 
 class ClosedSink:

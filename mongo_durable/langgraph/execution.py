@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import Command
@@ -20,7 +20,7 @@ from langgraph.types import Command
 from mongo_durable.engine.attempt import Attempt
 from mongo_durable.engine.policy import is_queued
 from mongo_durable.engine.process import Process
-from mongo_durable.engine.resolving import Rules, expire, keep_refusal, resolve_frontier
+from mongo_durable.engine.resolving import Rules, expire, keep_refusal, resolve_and_claim
 from mongo_durable.errors import (
     AttemptOver,
     CancelRequested,
@@ -44,7 +44,7 @@ from mongo_durable.langgraph.topology import check_call
 from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.protocol.frontier import AnswerChannel
 from mongo_durable.store import frontiers, heads, runs, schema
-from mongo_durable.store.claims import Claim, claim, dead_owners
+from mongo_durable.store.claims import Claim, claim, dead_owners, release
 from mongo_durable.store.documents import Answerer, RunHead, StoredFrontier
 from mongo_durable.store.payloads import bring_in
 from mongo_durable.store.sealing import require_open
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from mongo_durable.langgraph.app import App
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LOOK_AGAIN_S = 2.0
 _SOONEST_S = 0.02
@@ -74,6 +75,18 @@ def _pause(head: RunHead) -> float:
     if head.status.is_rest or head.status is RunStatus.RUNNING or head.available_at is None:
         return _LOOK_AGAIN_S
     return min(max((head.available_at - datetime.now(UTC)).total_seconds(), _SOONEST_S), _LOOK_AGAIN_S)
+
+
+def _named(thread_id: Any) -> str:
+    if thread_id is None:
+        raise ConfigurationError("config needs configurable.thread_id (or give run_id=) to say which run goes on")
+    return str(thread_id)
+
+
+def _live(thread_id: Any, found: T | None) -> T:
+    if found is None:
+        raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
+    return found
 
 
 _WORDS: Mapping[type, str] = {Ended: RunStatus.COMPLETED.value, AtFrontier: RunStatus.SUSPENDED.value, Asleep: "asleep"}
@@ -143,19 +156,12 @@ class Executor:
         await schema.prepare(process.connection)
         thread_id = config.get("configurable", {}).get("thread_id")
         local: RunnableConfig = {name: value for name, value in config.items() if name in _LOCAL_CONFIG}  # type: ignore[assignment]
-        if graph_input is None or isinstance(graph_input, Command):
-            run = await self._active_run(process, thread_id, run_id)
-            if graph_input is not None:
-                frontier = await frontiers.current(process.connection, run)
-                answerer = Answerer(by=config.get("configurable", {}).get("resolved_by"), channel=AnswerChannel.APP)
-                rules = Rules(authorize=self._app.authorize, decode=self._app.codec.decode)
-                try:
-                    answers = self._answers(frontier, graph_input.resume)
-                except InvalidAnswer as refusal:
-                    await keep_refusal(process.connection, run, frontier.generation, answerer, refusal, [refusal.activity_id])
-                    raise
-                await resolve_frontier(process.connection, frontier, answers, answerer, rules=rules)
-            return await self._take(process, run, local, request)
+        if graph_input is None:
+            return await self._take(process, await self._active_run(process, thread_id, run_id), local, request)
+        if isinstance(graph_input, Command):
+            answerer = Answerer(by=config.get("configurable", {}).get("resolved_by"), channel=AnswerChannel.APP)
+            frontier = await self._asked(process, thread_id, run_id)
+            return await self._answer(process, frontier, graph_input.resume, answerer, local, request)
         run = run_id or str(uuid.uuid4())
         submission = self._submission(run, graph_input, str(thread_id) if thread_id is not None else run, config, context)
         return await self._submit(process, submission, local, request, is_queued_when_busy=is_queued(when_busy))
@@ -172,6 +178,10 @@ class Executor:
         """Accept a run and begin its first attempt, in one transaction."""
         lease = await process.lease()
         run = submission.run_id
+        if run in process.running:
+            # The same run is called twice in this process: it stays the other call's.
+            await runs.submit(process.connection, submission, is_queued_when_busy=is_queued_when_busy)
+            return await self._take(process, run, local, request)
         process.running[run] = None
         try:
             accepted = await runs.submit(
@@ -181,15 +191,39 @@ class Executor:
                 code_version=self._app.code_version,
                 is_queued_when_busy=is_queued_when_busy,
             )
-            if isinstance(accepted, Claim):
-                work = await self._begin(process, accepted, local, request)
-                if work is not None:
-                    return work
         except BaseException:
             process.running.pop(run, None)
             raise
+        if isinstance(accepted, Claim):
+            return await self._go_on(process, accepted, local, request)
         process.running.pop(run, None)
         return await self._take(process, run, local, request)
+
+    async def _answer(
+        self, process: Process, frontier: StoredFrontier, resume: Any, answerer: Answerer, local: RunnableConfig, request: StreamRequest | None
+    ) -> Work | Any:
+        """Answer a frontier, and begin the attempt that goes on from it: in one transaction, if nothing speaks against it."""
+        try:
+            answers = self._answers(frontier, resume)
+        except InvalidAnswer as refusal:
+            await keep_refusal(process.connection, frontier.run_id, frontier.generation, answerer, refusal, [refusal.activity_id])
+            raise
+        rules = Rules(authorize=self._app.authorize, decode=self._app.codec.decode)
+        workflow = (self._app.name, self._app.version)
+        claimed = await resolve_and_claim(process, frontier, answers, answerer, workflow, self._app.code_version, rules=rules)
+        if claimed is not None:
+            return await self._go_on(process, claimed, local, request)
+        return await self._take(process, frontier.run_id, local, request)
+
+    async def _go_on(self, process: Process, claimed: Claim, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
+        """Be the attempt that began in the transaction which the call stood for."""
+        run = claimed.head.run_id
+        try:
+            work = await self._begin(process, claimed, local, request)
+        except BaseException:
+            process.running.pop(run, None)
+            raise
+        return work if work is not None else await self._take(process, run, local, request)
 
     def _submission(
         self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None
@@ -215,12 +249,13 @@ class Executor:
     async def _active_run(self, process: Process, thread_id: Any, run_id: str | None) -> str:
         if run_id is not None:
             return run_id
-        if thread_id is None:
-            raise ConfigurationError("config needs configurable.thread_id (or give run_id=) to say which run goes on")
-        found = await runs.active_run(process.connection, str(thread_id))
-        if found is None:
-            raise RunNotFound(f"no run is live on thread {thread_id!r}: give an input to start one")
-        return found
+        return _live(thread_id, await runs.active_run(process.connection, _named(thread_id)))
+
+    async def _asked(self, process: Process, thread_id: Any, run_id: str | None) -> StoredFrontier:
+        """The frontier that an answer is for."""
+        if run_id is not None:
+            return await frontiers.current(process.connection, run_id)
+        return _live(thread_id, await frontiers.current_of_thread(process.connection, _named(thread_id)))
 
     def _answers(self, frontier: StoredFrontier, answer: Any) -> dict[str, Any]:
         if isinstance(answer, Mapping) and answer and all(isinstance(key, str) and key.startswith("act_") for key in answer):
@@ -326,7 +361,7 @@ class Executor:
             base = await runs.thread_state(process.connection, claimed.head.base_thread, claimed.head.base_turn)
         except BaseException as error:
             # Nothing was executed; others, or a later release of the code, may read it.
-            await runs.release(process.connection, claimed, held_back=_why_held_back(error))
+            await release(process.connection, claimed, held_back=_why_held_back(error))
             raise
         if claimed.head.crashes >= self._app.max_crashes and attempt.history.fruitless_attempts > self._app.max_crashes:
             await self._park(attempt)

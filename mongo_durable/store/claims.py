@@ -2,7 +2,10 @@
 
 A claim is two writes, no transaction, because a transaction on the next key of a run that keeps appending would hold up every append of its process:
 compare-and-set on the head (status, next fence, owner, new attempt id), then `attempt.started` at the tail. The rival's next append then finds its
-seq taken. Whoever dies between the two only skips a fence.
+seq taken. Whoever dies between the two only skips a fence. The tail is the last event of the history, which the attempt needs anyway: that is read
+once, between the two.
+
+Where a transaction makes a run claimable and its process would claim it at once, it begins the attempt itself: `claim_within`.
 
 Leases are a process's, not a run's: one heartbeat, whatever the number of runs, judged by the server's clock. A claimer first declares dead processes
 dead; a heartbeat cannot revive one.
@@ -11,25 +14,28 @@ dead; a heartbeat cannot revive one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from mongo_durable.errors import RunNotClaimable
+from mongo_durable.errors import DurableError, RunNotClaimable
 from mongo_durable.protocol.events import ENDS, Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, event_document, head_from
+from mongo_durable.store.events import from_documents, read_documents, read_history
 from mongo_durable.store.failpoints import FailPoint, reach
-from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import Lost, last_event, move_head
+from mongo_durable.store.faults import is_duplicate, no_driver_errors, store_call
+from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, last_event, move_head
 
 _PLAIN_TRIES = 3
 _TRIES = 50
 _NO_ATTEMPT_AFTER = frozenset({*(end.value for end in ENDS), EventType.ACTIVITIES_SUSPENDED.value})
-_DUPLICATE_KEY = 11000
+_FIRST_PAUSE_MS = 500
+_LONGEST_PAUSE_MS = 60_000
+_MOST_TROUBLES = 20  # far past the longest pause; the power of 2 stays small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +44,29 @@ class Claim:
 
     Attributes:
         seq: Of this attempt's `attempt.started`; its own events follow.
-        recorded: The whole history up to there, if the claimer knows it; else it is to be read.
+        documents: The whole history up to there, as it is stored, if the claim has read or written it. `history` takes it out.
     """
 
     head: RunHead
     owner: str
     attempt: ObjectId
     seq: int
-    recorded: tuple[Event, ...] | None = None
+    documents: list[Document] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimer:
+    """A process that would execute a run itself.
+
+    Attributes:
+        owner: The process.
+        workflow: Name and version of what it executes.
+        code_version: That it has of it.
+    """
+
+    owner: str
+    workflow: tuple[str, str]
+    code_version: str | None = None
 
 
 @store_call
@@ -69,6 +90,7 @@ async def claim(
 
     Raises:
         RunNotClaimable: Somebody else has it, or it waits or has ended.
+        StoreError: The history could not be read or written; the run is given back, and the head says why.
 
     Writes: `runs`, then `activity_events`; no transaction. Only after three lost races for the tail, a short one.
     Invariants: I1, I2.
@@ -80,14 +102,8 @@ async def claim(
     elif dead_owners:
         takeable.append({"status": RunStatus.RUNNING.value, "owner": {"$in": list(dead_owners)}})
     is_crashed = {"$and": [{"$eq": ["$status", RunStatus.RUNNING.value]}, not is_forced]}
-    change = {
-        "status": RunStatus.RUNNING.value,
-        "fence": {"$add": ["$fence", 1]},
-        "owner": owner,
-        "attempt": attempt,
-        "claimed_at": "$$NOW",
-        "crashes": {"$cond": [is_crashed, {"$add": [{"$ifNull": ["$crashes", 0]}, 1]}, 0]},
-    }
+    crashes = {"$cond": [is_crashed, {"$add": [{"$ifNull": ["$crashes", 0]}, 1]}, 0]}
+    change = {**_begun(owner, attempt), "crashes": crashes}
     expected: dict[str, Any] = {"_id": run_id, "$or": takeable, **_READABLE}
     if workflows is not None:
         expected = {"$and": [expected, _served(list(workflows))]}
@@ -99,13 +115,111 @@ async def claim(
     await reach(FailPoint.CLAIM_HEAD_AFTER)
     if workflows is not None:
         code_version = workflows[(head.workflow, head.version)]
-    data = {"owner": owner, "attempt": attempt, "code_version": code_version}
     try:
-        seq = await _insert_started(connection, head, data)
+        with no_driver_errors():
+            seq, documents = await _insert_started(connection, head, code_version)
     except Lost:
         raise RunNotClaimable(f"run {run_id} was claimed by another process at the same time", run_id=run_id) from None
+    except DurableError as error:
+        # Should the start land yet, it is one of an attempt that did nothing: the next claim's fence is higher, and stands behind it.
+        await _give_back(connection, head, None, f"{type(error).__name__}: {error}")
+        raise
     await reach(FailPoint.CLAIM_EVENT_AFTER)
-    return Claim(head=head, owner=owner, attempt=attempt, seq=seq)
+    return Claim(head=head, owner=owner, attempt=attempt, seq=seq, documents=documents)
+
+
+def _begun(owner: str, attempt: ObjectId) -> Document:
+    """What becomes of the head when a process becomes the run's attempt."""
+    return {
+        "status": RunStatus.RUNNING.value,
+        "fence": {"$add": ["$fence", 1]},
+        "owner": owner,
+        "attempt": attempt,
+        "claimed_at": "$$NOW",
+        "crashes": 0,
+    }
+
+
+def started(head: RunHead, seq: int, code_version: str | None) -> Event:
+    """The event that begins the attempt which the head names."""
+    data = {"owner": head.owner, "attempt": head.attempt, "code_version": code_version}
+    return Event(run_id=head.run_id, seq=seq, fence=head.fence, type=EventType.ATTEMPT_STARTED, at=datetime.now(UTC), data=data)
+
+
+async def claim_within(
+    connection: Connection, session: Session, claimer: Claimer, expected: Mapping[str, Any], change: Mapping[str, Any], seq: int
+) -> tuple[Claim, Event] | None:
+    """Become the attempt of a run in the transaction that makes it claimable.
+
+    Only the plain case: a run that has to be ended or that needs a place of its limit, or one of another workflow, is left to whoever claims it.
+
+    Args:
+        expected: What the run must be, as a filter that leaves it at rest and without a place.
+        change: What else becomes of the head.
+        seq: Of `attempt.started`.
+
+    Returns:
+        The claim, and the event that the caller inserts; None where the case is another one, and nothing was written.
+    """
+    attempt = ObjectId()
+    plain = {"$and": [dict(expected), _served([claimer.workflow]), {"limit": None, "cancel": None}]}
+    try:
+        head = head_from(await move_head(connection, session, plain, {**_begun(claimer.owner, attempt), **change}))
+    except Lost:
+        return None
+    return Claim(head=head, owner=claimer.owner, attempt=attempt, seq=seq), started(head, seq, claimer.code_version)
+
+
+@store_call
+async def history(connection: Connection, claimed: Claim) -> list[Event]:
+    """The history of a claimed run up to the start of this attempt, with large values brought in. Unless the claim has it, it is read: one query,
+    whatever its length.
+
+    Raises:
+        CorruptHistory: There is a hole.
+    """
+    run_id = claimed.head.run_id
+    documents = claimed.documents.copy()
+    claimed.documents.clear()  # the claim lives as long as its attempt
+    if not documents:
+        return await read_history(connection, run_id, up_to=claimed.seq)
+    return await from_documents(connection, run_id, documents)
+
+
+def as_attempt(claimed: Claim) -> dict[str, Any]:
+    """Filter: the run is this attempt's."""
+    return _as_attempt(claimed.head)
+
+
+def _as_attempt(head: RunHead) -> dict[str, Any]:
+    return {"_id": head.run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": head.attempt}
+
+
+@store_call
+async def release(connection: Connection, claimed: Claim, *, until: datetime | None = None, held_back: str | None = None) -> None:
+    """Give the run back: another attempt may start. The channel must be drained. Does nothing if the run is no longer this attempt's.
+
+    Args:
+        until: Not before this time; None: at once.
+        held_back: Why the run could not be executed. It then waits longer each time, up to a minute, and says why.
+    """
+    await _give_back(connection, claimed.head, until, held_back)
+
+
+async def _give_back(connection: Connection, head: RunHead, until: datetime | None, held_back: str | None) -> None:
+    available_at: Any = {"$literal": until} if until is not None else "$$NOW"
+    change: Document = {**NOT_RUNNING, **NEWS, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
+    if held_back is not None:
+        troubles = {"$ifNull": ["$troubles", 0]}
+        pause_ms = {"$min": [_LONGEST_PAUSE_MS, {"$multiply": [_FIRST_PAUSE_MS, {"$pow": [2, troubles]}]}]}
+        available_at = {"$add": ["$$NOW", pause_ms]}
+        change["troubles"] = {"$min": [{"$add": [troubles, 1]}, _MOST_TROUBLES]}
+    await reach(FailPoint.RELEASE_BEFORE)
+    try:
+        await move_head(connection, None, _as_attempt(head), {**change, "available_at": available_at})
+    except Lost:
+        return
+    await reach(FailPoint.RELEASE_AFTER)
 
 
 async def _take(connection: Connection, expected: Mapping[str, Any], change: Mapping[str, Any], *, is_forced: bool) -> Document:
@@ -134,19 +248,18 @@ async def _take(connection: Connection, expected: Mapping[str, Any], change: Map
     raise Lost
 
 
-async def _insert_started(connection: Connection, head: RunHead, data: Document) -> int:
-    event_id = ObjectId()
-    at = datetime.now(UTC)
+async def _insert_started(connection: Connection, head: RunHead, code_version: str | None) -> tuple[int, list[Document]]:
+    """Begin the attempt behind the history. Returns the beginning's seq, and the history up to there if it was read."""
+    run_id, event_id = head.run_id, ObjectId()
+    known: list[Document] = []
 
     def document(seq: int) -> Document:
-        event = Event(run_id=head.run_id, seq=seq, fence=head.fence, type=EventType.ATTEMPT_STARTED, at=at, data=data)
-        return event_document(event, event_id)
+        return event_document(started(head, seq, code_version), event_id)
 
     async def from_snapshot(session: Session) -> int:
-        seq = _next_seq(await last_event(connection, head.run_id, session), head, event_id)
-        if seq.is_mine:
-            return seq.number
-        await connection.activity_events.insert_one(document(seq.number), session=session)
+        seq = _next_seq(await last_event(connection, run_id, session), head, event_id)
+        if not seq.is_mine:
+            await connection.activity_events.insert_one(document(seq.number), session=session)
         return seq.number
 
     for tried in range(_TRIES):
@@ -154,17 +267,21 @@ async def _insert_started(connection: Connection, head: RunHead, data: Document)
         try:
             if tried >= _PLAIN_TRIES:
                 # The old attempt appends without a pause: read the tail and insert on one snapshot.
-                return await connection.transaction(from_snapshot)
-            seq = _next_seq(await last_event(connection, head.run_id), head, event_id)
-            if seq.is_mine:
-                return seq.number
-            # insert_many, because insert_one drops the write-concern error that comes beside a duplicate key.
-            await connection.activity_events.insert_many([document(seq.number)])
-            return seq.number
+                return await connection.transaction(from_snapshot), []
+            known += await read_documents(connection, run_id, after=known[-1]["seq"] if known else 0)
+            if not known:
+                raise Lost
+            seq = _next_seq(known[-1], head, event_id)
+            if not seq.is_mine:
+                # insert_many, because insert_one drops the write-concern error that comes beside a duplicate key.
+                beginning = document(seq.number)
+                await connection.activity_events.insert_many([beginning])
+                known.append(beginning)
+            return seq.number, known
         except DuplicateKeyError:
             continue
         except BulkWriteError as error:
-            if any(fault["code"] != _DUPLICATE_KEY for fault in (error.details or {}).get("writeErrors", [{"code": None}])):
+            if not is_duplicate(error):
                 raise
     raise Lost
 

@@ -28,16 +28,34 @@ async def read_history(connection: Connection, run_id: str, *, up_to: int | None
     Raises:
         CorruptHistory: There is a hole.
     """
+    documents = await read_documents(connection, run_id, up_to=up_to, after=after)
+    read = await from_documents(connection, run_id, documents, after=after)
+    if up_to is not None and len(read) != up_to - after:
+        raise CorruptHistory(f"run {run_id}: the history ends at event {after + len(read)}, expected {up_to}", run_id=run_id, seq=up_to)
+    return read
+
+
+async def read_documents(connection: Connection, run_id: str, *, up_to: int | None = None, after: int = 0) -> list[Document]:
+    """The same as it is stored, and unchecked."""
     wanted: dict[str, Any] = {"run_id": run_id}
     if up_to is not None or after:
         wanted["seq"] = {"$gt": after, **({"$lte": up_to} if up_to is not None else {})}
     documents: list[Document] = await connection.activity_events.find(wanted, batch_size=_ONE_BATCH).sort("seq", 1).to_list(None)
-    for index, document in enumerate(documents, start=after + 1):
-        if document["seq"] != index:
-            raise _hole(run_id, index)
-    if up_to is not None and len(documents) != up_to - after:
-        raise CorruptHistory(f"run {run_id}: the history ends at event {after + len(documents)}, expected {up_to}", run_id=run_id, seq=up_to)
-    return await _with_values(connection, run_id, [event_from(document, connection.cipher) for document in documents])
+    return documents
+
+
+async def from_documents(connection: Connection, run_id: str, documents: Iterable[Document], *, after: int = 0) -> list[Event]:
+    """The events that stored documents stand for, with large values brought in: one query if there are any.
+
+    Raises:
+        CorruptHistory: There is a hole.
+    """
+    read: list[Event] = []
+    for seq, document in enumerate(documents, start=after + 1):
+        if document["seq"] != seq:
+            raise _hole(run_id, seq)
+        read.append(event_from(document, connection.cipher))
+    return await _with_values(connection, run_id, read)
 
 
 def require_readable(run_id: str, recorded: Iterable[Event]) -> None:

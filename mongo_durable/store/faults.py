@@ -51,6 +51,7 @@ _ACTIONS = {
 """Commands that name a collection, and the right that they need."""
 _TOO_LARGE = {10334, 17280}
 _VALIDATION = 121
+_DUPLICATE_KEY = 11000
 _MAJORITY_LOST = {64, 91, 189, 10107, 13435, 11600, 11602, 13436}
 
 
@@ -120,6 +121,12 @@ def _not_permitted(error: errors.OperationFailure) -> NotPermitted:
     else:
         remedy = "the collection is not mongo_durable's; grant the user this right"
     return NotPermitted(f"this database user may not {what}: {remedy}", action=action, collection=collection, roles=roles)
+
+
+def is_duplicate(error: errors.BulkWriteError) -> bool:
+    """Whether documents were refused, and each of them because its key is taken."""
+    refused = (error.details or {}).get("writeErrors", [])
+    return bool(refused) and all(each["code"] == _DUPLICATE_KEY for each in refused)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from mongo_durable.protocol.frontier import UNANSWERED, FrontierEntry, frontier_
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
-from mongo_durable.store.claims import Claim
+from mongo_durable.store.claims import Claim, Claimer, as_attempt, claim_within
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import (
     SCHEMA_VERSION,
@@ -47,7 +47,7 @@ from mongo_durable.store.documents import (
 )
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
-from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, milliseconds, move_head
+from mongo_durable.store.heads import NEWS, NOT_RUNNING, Lost, insert_event, insert_events, milliseconds, move_head
 from mongo_durable.store.payloads import bring_in, move_out_all, move_out_each
 from mongo_durable.store.sealing import require_open, seal
 
@@ -95,11 +95,10 @@ async def suspend(
     }
 
     async def body(session: Session) -> Document:
-        expected = {"_id": run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
         moved = await move_head(
             connection,
             session,
-            expected,
+            as_attempt(claimed),
             {
                 **NOT_RUNNING,
                 "status": RunStatus.SUSPENDED.value,
@@ -257,22 +256,55 @@ async def resolve(
     Writes: `runs`, `frontiers`, `resolutions`, `activity_events` in one transaction; the body may run more than once.
     Invariants: I6, I10.
     """
+    receipt, _ = await _resolve(connection, frontier, answers, answerer, None)
+    return receipt
+
+
+@store_call
+async def resolve_and_claim(
+    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, claimer: Claimer
+) -> Claim | None:
+    """The same for a process that executes the run itself: its attempt begins in the same transaction.
+
+    Returns:
+        The claim; None where the answers are recorded and the run is to be claimed: it needs more than the plain claim, or the answers were there
+        already.
+
+    Raises:
+        ResolutionError, RunError: See `resolve`.
+
+    Invariants: I1, I2, I6, I10.
+    """
+    _, claimed = await _resolve(connection, frontier, answers, answerer, claimer)
+    return claimed
+
+
+async def _resolve(
+    connection: Connection, frontier: StoredFrontier, answers: Mapping[str, Any], answerer: Answerer, claimer: Claimer | None
+) -> tuple[Resolution, Claim | None]:
     require_open(frontier.run_id, [entry.value for entry in frontier.entries])
     check_complete(frontier, answers)
     answers_digest = digest(dict(answers))
     stored = await move_out_each(connection, frontier.run_id, answers)
 
-    async def body(session: Session) -> Resolution:
-        return resolution_from(await accept(connection, session, frontier, stored, answers_digest, answerer.document))
+    async def body(session: Session) -> tuple[Document, Claim | None]:
+        begun = await _begin(connection, session, frontier, claimer) if claimer is not None else None
+        if begun is None:
+            return await accept(connection, session, frontier, stored, answers_digest, answerer.document), None
+        claimed, beginning = begun
+        now = claimed.head.available_at
+        return await _answer(connection, session, frontier, now, stored, answers_digest, answerer.document, beginning), claimed
 
+    claimed = None
     await reach(FailPoint.RESOLVE_BEFORE)
     try:
-        receipt = await connection.transaction(body)
+        document, claimed = await connection.transaction(body)
+        receipt = resolution_from(document)
         measure_age(frontier, FrontierStatus.RESOLVED, receipt.resolved_at)
     except (Lost, DuplicateKeyError):
         receipt = await why_lost(connection, frontier, answers_digest)
     await reach(FailPoint.RESOLVE_AFTER)
-    return receipt
+    return receipt, claimed
 
 
 IN_TIME = {"$or": [{"$eq": ["$expires_at", None]}, {"$gt": ["$expires_at", "$$NOW"]}]}
@@ -292,6 +324,25 @@ async def accept(
         Lost: The frontier takes no answer any more.
     """
     head = await _make_ready(connection, session, frontier, FailPoint.RESOLVE_INSIDE)
+    return await _answer(connection, session, frontier, head["available_at"], stored, answers_digest, signature)
+
+
+async def _answer(
+    connection: Connection,
+    session: Session,
+    frontier: StoredFrontier,
+    now: datetime | None,
+    stored: Mapping[str, Any],
+    answers_digest: str,
+    signature: Mapping[str, Any],
+    *beginning: Event,
+) -> Document:
+    """Close the frontier with these answers, after the head. Returns the resolution.
+
+    Args:
+        now: The server's clock.
+        beginning: Of the attempt that starts with the answers, if it does.
+    """
     await _close(connection, session, frontier, FrontierStatus.RESOLVED, IN_TIME)
     resolution: Document = {
         "_id": frontier.id,
@@ -302,12 +353,12 @@ async def accept(
         "answers": dict(stored),
         "answers_digest": answers_digest,
         **signature,
-        "at": head["available_at"],
+        "at": now,
     }
     await connection.resolutions.insert_one(resolution, session=session)
     data = {"generation": frontier.generation, "answers": resolution["answers"], **signature}
     event = Event(run_id=frontier.run_id, seq=frontier.seq + 1, fence=frontier.fence, type=EventType.ACTIVITIES_RESOLVED, data=data)
-    await insert_event(connection, session, event)
+    await insert_events(connection, session, [event, *beginning])
     return resolution
 
 
@@ -319,10 +370,23 @@ def measure_age(frontier: StoredFrontier, status: FrontierStatus, closed_at: dat
 
 async def _make_ready(connection: Connection, session: Session, frontier: StoredFrontier, inside: FailPoint) -> Document:
     """The run goes on from the frontier that it is suspended on. The head first, as always."""
-    suspended = {"_id": frontier.run_id, "status": RunStatus.SUSPENDED.value, "generation": frontier.generation}
-    head = await move_head(connection, session, suspended, {**NEWS, "status": RunStatus.READY.value, "available_at": "$$NOW"})
+    change = {**NEWS, "status": RunStatus.READY.value, "available_at": "$$NOW"}
+    head = await move_head(connection, session, _suspended_on(frontier), change)
     await reach(inside)
     return head
+
+
+async def _begin(connection: Connection, session: Session, frontier: StoredFrontier, claimer: Claimer) -> tuple[Claim, Event] | None:
+    """The same, and `claimer` is its attempt at once; None where the run has to be claimed instead."""
+    # Behind the frontier stand the answers, and then the attempt's start.
+    begun = await claim_within(connection, session, claimer, _suspended_on(frontier), {"available_at": "$$NOW"}, frontier.seq + 2)
+    if begun is not None:
+        await reach(FailPoint.RESOLVE_INSIDE)
+    return begun
+
+
+def _suspended_on(frontier: StoredFrontier) -> dict[str, Any]:
+    return {"_id": frontier.run_id, "status": RunStatus.SUSPENDED.value, "generation": frontier.generation}
 
 
 async def _close(connection: Connection, session: Session, frontier: StoredFrontier, status: FrontierStatus, condition: Mapping[str, Any]) -> None:
@@ -456,7 +520,27 @@ async def current(connection: Connection, run_id: str) -> StoredFrontier:
     Raises:
         RunNotFound, RunNotSuspended: There is none.
     """
-    document = await connection.frontiers.find_one({"run_id": run_id}, sort=[("generation", -1)])
+    return await _current(connection, run_id, await connection.frontiers.find_one({"run_id": run_id}, sort=[("generation", -1)]))
+
+
+@store_call
+async def current_of_thread(connection: Connection, thread_id: str) -> StoredFrontier | None:
+    """The newest frontier of the run that is live on a thread, open or not; None if no run is. One command.
+
+    Raises:
+        RunNotSuspended: That run has none.
+    """
+    newest: list[Document] = [{"$sort": {"generation": -1}}, {"$limit": 1}]
+    joined: Document = {"from": "frontiers", "localField": "active_run", "foreignField": "run_id", "pipeline": newest, "as": "newest"}
+    live: list[Document] = [{"$match": {"_id": thread_id, "active_run": {"$ne": None}}}, {"$project": {"active_run": 1}}, {"$lookup": joined}]
+    found = await connection.aggregate(connection.threads, live)
+    if not found:
+        return None
+    (thread,) = found
+    return await _current(connection, thread["active_run"], thread["newest"][0] if thread["newest"] else None)
+
+
+async def _current(connection: Connection, run_id: str, document: Document | None) -> StoredFrontier:
     if document is None:
         head = await heads.get(connection, run_id)
         raise RunNotSuspended(f"run {run_id} is {head.status} and waits for no answer", run_id=run_id, status=str(head.status))

@@ -14,12 +14,13 @@ from typing import Any
 
 from bson import ObjectId
 from pymongo import ReturnDocument
+from pymongo.errors import BulkWriteError
 
 from mongo_durable.errors import ConfigurationError, RunNotFound
 from mongo_durable.protocol.events import Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import Document, RunHead, event_document, head_from
-from mongo_durable.store.faults import store_call
+from mongo_durable.store.faults import is_duplicate, store_call
 from mongo_durable.store.payloads import bring_in
 from mongo_durable.store.sealing import open_error
 
@@ -67,9 +68,25 @@ async def move_head(connection: Connection, session: Session | None, expected: M
 
 async def insert_event(connection: Connection, session: Session | None, event: Event) -> None:
     """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
-    if event.at is None:
-        event = replace(event, at=datetime.now(UTC))
-    await connection.activity_events.insert_one(event_document(event, ObjectId(), connection.cipher), session=session)
+    await connection.activity_events.insert_one(_document(connection, event), session=session)
+
+
+async def insert_events(connection: Connection, session: Session, events: Sequence[Event]) -> None:
+    """The same for events that follow one another, inside a transaction.
+
+    Raises:
+        Lost: A seq is taken.
+    """
+    try:
+        await connection.activity_events.insert_many([_document(connection, event) for event in events], session=session)
+    except BulkWriteError as error:
+        if is_duplicate(error):
+            raise Lost from None
+        raise
+
+
+def _document(connection: Connection, event: Event) -> Document:
+    return event_document(event if event.at is not None else replace(event, at=datetime.now(UTC)), ObjectId(), connection.cipher)
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:

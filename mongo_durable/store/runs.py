@@ -1,4 +1,4 @@
-"""The beginning and the end of a run: submit, release, end, retry, cancel. Each is one transaction or one compare-and-set on the head."""
+"""The beginning and the end of a run: submit, end, retry, cancel. Each is one transaction or one compare-and-set on the head."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from mongo_durable.protocol.history import fold
 from mongo_durable.protocol.memory import MemoryEntry
 from mongo_durable.store import heads, memory
 from mongo_durable.store.appender import Channel
-from mongo_durable.store.claims import Claim, claim
+from mongo_durable.store.claims import Claim, as_attempt, claim, history, started
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, check_version, event_document, frontier_id, head_from
-from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint, reach
 from mongo_durable.store.faults import store_call
 from mongo_durable.store.heads import NEWS, NOT_ENDED, NOT_RUNNING, Lost, free_thread, insert_event, last_event, milliseconds, move_head
@@ -35,9 +34,6 @@ PARKED = "RunParked"
 """Type of the recorded error of a run whose attempts kept killing their processes."""
 
 _CANCEL_TRIES = 50
-_FIRST_PAUSE_MS = 500
-_LONGEST_PAUSE_MS = 60_000
-_MOST_TROUBLES = 20  # far past the longest pause; the power of 2 stays small
 _SERVER_TIMES = frozenset({"available_at", "submitted_at", "claimed_at", "deadline_at"})
 _NO_VERSION = -1  # matches no document, so that an upsert always inserts
 
@@ -101,7 +97,7 @@ async def submit(
     workflow = {"name": submission.workflow, "version": submission.version, "topology": submission.topology}
     attempt = ObjectId()
 
-    async def body(session: Session) -> tuple[Document, list[Event]]:
+    async def body(session: Session) -> tuple[RunHead, list[Document]]:
         thread = await _take_thread(connection, session, submission, is_queued_when_busy=is_queued_when_busy)
         await reach(FailPoint.SUBMIT_INSIDE)
         head = _new_head(submission, workflow, stored_input, stored_settings, input_digest)
@@ -113,27 +109,26 @@ async def submit(
             head |= turn
             if owner is not None:
                 head |= {"status": RunStatus.RUNNING.value, "fence": 1, "owner": owner, "attempt": attempt, "claimed_at": "$$NOW"}
-        created = await _create_head(connection, session, head)
+        created = head_from(await _create_head(connection, session, head))
         now = datetime.now(UTC)
         data = {"workflow": workflow, "thread_id": submission.thread_id, **turn}
         events = [Event(run_id=run_id, seq=1, fence=0, type=EventType.RUN_SUBMITTED, at=now, value=stored_input, data=data)]
-        if created["owner"] is not None:
-            started = {"owner": owner, "attempt": attempt, "code_version": code_version}
-            events.append(Event(run_id=run_id, seq=2, fence=1, type=EventType.ATTEMPT_STARTED, at=now, data=started))
-        await connection.activity_events.insert_many([event_document(event, ObjectId()) for event in events], session=session)
-        return created, events
+        if created.owner is not None:
+            events.append(started(created, 2, code_version))
+        documents = [event_document(event, ObjectId()) for event in events]
+        await connection.activity_events.insert_many(documents, session=session)
+        return created, documents
 
     await reach(FailPoint.SUBMIT_BEFORE)
     try:
-        document, events = await connection.transaction(body)
+        head, documents = await connection.transaction(body)
     except DuplicateKeyError:
         return await _existing(connection, submission, input_digest)
     await reach(FailPoint.SUBMIT_AFTER)
-    head = head_from(document)
     if head.owner is None:
         return head
-    recorded = (replace(events[0], value=submission.input), *events[1:])
-    return Claim(head=head, owner=head.owner, attempt=attempt, seq=2, recorded=recorded)
+    documents[0]["value"] = submission.input  # it need not be brought in again
+    return Claim(head=head, owner=head.owner, attempt=attempt, seq=2, documents=documents)
 
 
 def _new_head(submission: Submission, workflow: Document, stored_input: Any, stored_settings: Any, input_digest: str) -> Document:
@@ -303,7 +298,7 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             "output": {"$literal": output},
             "error": {"$literal": error},
         }
-        await move_head(connection, session, _as_attempt(claimed), change)
+        await move_head(connection, session, as_attempt(claimed), change)
         await reach(FailPoint.END_INSIDE)
         committed = {}
         if stored_state is not None:
@@ -328,10 +323,6 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
     await reach(FailPoint.END_BEFORE)
     await _as_owner(connection, claimed, body)
     await reach(FailPoint.END_AFTER)
-
-
-def _as_attempt(claimed: Claim) -> dict[str, Any]:
-    return {"_id": claimed.head.run_id, "fence": claimed.head.fence, "status": RunStatus.RUNNING.value, "attempt": claimed.attempt}
 
 
 async def _as_owner(connection: Connection, claimed: Claim, body: Any) -> None:
@@ -392,29 +383,6 @@ async def stored_state(connection: Connection, thread_id: str, turn: int) -> Doc
     check_version(document)
     (document["data"],) = await assemble(connection, document["run_id"], [document["data"]])
     return document
-
-
-@store_call
-async def release(connection: Connection, claimed: Claim, *, until: datetime | None = None, held_back: str | None = None) -> None:
-    """Give the run back: another attempt may start. The channel must be drained. Does nothing if the run is no longer this attempt's.
-
-    Args:
-        until: Not before this time; None: at once.
-        held_back: Why the run could not be executed. It then waits longer each time, up to a minute, and says why.
-    """
-    available_at: Any = {"$literal": until} if until is not None else "$$NOW"
-    change: Document = {**NOT_RUNNING, **NEWS, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
-    if held_back is not None:
-        troubles = {"$ifNull": ["$troubles", 0]}
-        pause_ms = {"$min": [_LONGEST_PAUSE_MS, {"$multiply": [_FIRST_PAUSE_MS, {"$pow": [2, troubles]}]}]}
-        available_at = {"$add": ["$$NOW", pause_ms]}
-        change["troubles"] = {"$min": [{"$add": [troubles, 1]}, _MOST_TROUBLES]}
-    await reach(FailPoint.RELEASE_BEFORE)
-    try:
-        await move_head(connection, None, _as_attempt(claimed), {**change, "available_at": available_at})
-    except Lost:
-        return
-    await reach(FailPoint.RELEASE_AFTER)
 
 
 @store_call
@@ -545,7 +513,7 @@ def stopped_ending(head: RunHead) -> Ending:
 async def end_stopped(connection: Connection, claimed: Claim) -> None:
     """End a claimed run that was marked to be stopped, without executing anything of it."""
     run_id = claimed.head.run_id
-    recorded = fold(run_id, await read_history(connection, run_id, up_to=claimed.seq))
+    recorded = fold(run_id, await history(connection, claimed))
     channel = Channel(run_id, claimed.head.fence, claimed.seq)
     await end(connection, claimed, channel, replace(stopped_ending(claimed.head), unsaved=recorded.unsaved))
 

@@ -233,6 +233,22 @@ def test_a_large_value_survives_a_death_at(point: FailPoint, hit: int, world: Wo
     assert_invariants(world.uri, world.database)
 
 
+@pytest.mark.parametrize("point", HITS["resolve"])
+def test_an_answer_that_goes_on_survives_a_death_at(point: FailPoint, world: World) -> None:
+    """A process dies while it answers and begins to go on: there is neither an answer nor an attempt, or there are both and others take over."""
+    assert world.kill_in("invoke and answer", kill_at=(point, 1)) is None
+    kinds = [event["type"] for event in world.events()]
+    if point is P.RESOLVE_AFTER:
+        assert kinds[-2:] == ["activities.resolved", "attempt.started"]
+        assert world.run().status == "running"
+    else:
+        assert kinds[-1] == "activities.suspended"
+        world.do("resolve", answers=world.answers())
+    assert world.finish().status == "completed"
+    assert world.lines() == {"quote": 1, "approve": 1, "book": 1}
+    assert_invariants(world.uri, world.database)
+
+
 @pytest.mark.parametrize("point", _TRANSACTIONAL)
 def test_a_transactional_activity_survives_a_death_at(point: FailPoint, world: World) -> None:
     """A process dies around the commit of what an activity writes to this cluster: it is there exactly once, with its outcome."""

@@ -30,7 +30,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from mongo_durable import App, DurableClient, Runner, SigningKeys, current_activity
 from mongo_durable.cli.commands import app as command_line
@@ -247,6 +247,18 @@ async def _invoke(order: Order, pipe: Pipe) -> Result:
     return {}
 
 
+async def _invoke_and_answer(order: Order, pipe: Pipe) -> Result:
+    """Run in LangGraph's own shape, and go on with the answers."""
+    app = app_for(order, pipe)
+    config: Any = {"configurable": {"thread_id": THREAD_ID}}
+    try:
+        asked = await app.ainvoke(new_input(), config, run_id=order.run_id)
+        await app.ainvoke(Command(resume={each.id: "yes" for each in asked["__interrupt__"]}), config)
+    finally:
+        await app.aclose()
+    return {}
+
+
 async def _resolve(order: Order, pipe: Pipe) -> Result:
     async with DurableClient(order.uri, database=order.database) as client:
         receipt = await client.resolve(order.run_id, order.answers or {})
@@ -325,6 +337,7 @@ ROLES: dict[str, Callable[[Order, Pipe], Awaitable[Result]]] = {
     "work": _work,
     "work until told": _work_until_told,
     "invoke": _invoke,
+    "invoke and answer": _invoke_and_answer,
     "resolve": _resolve,
     "resolve often": _resolve_often,
     "draft": _draft,

@@ -169,7 +169,6 @@ async def test_cancel_reaches_a_run_in_any_state(client: DurableClient, new_app:
 
 async def test_an_attempt_that_is_given_back_is_held_back_for_longer_each_time(client: DurableClient, mongo_uri: str, database: str) -> None:
     """A release for trouble doubles the pause by the server's clock, up to a minute; one without trouble costs none; progress forgets it."""
-    from mongo_durable.store import runs
 
     endpoint = Endpoint(mongo_uri, database)
     connection = endpoint.connection()
@@ -180,13 +179,13 @@ async def test_an_attempt_that_is_given_back_is_held_back_for_longer_each_time(c
         for _ in range(10):
             heads.update_one({"_id": "r"}, [{"$set": {"available_at": "$$NOW"}}])
             claimed = await claims.claim(connection, "r", "p")
-            await runs.release(connection, claimed, held_back="StoreUnavailable")
+            await claims.release(connection, claimed, held_back="StoreUnavailable")
             head = heads.find_one({"_id": "r"})
             pauses.append(round((head["available_at"] - claimed.head.claimed_at).total_seconds(), 1))
         with pytest.raises(claims.RunNotClaimable):
             await claims.claim(connection, "r", "p")
         heads.update_one({"_id": "r"}, [{"$set": {"available_at": "$$NOW"}}])
-        await runs.release(connection, await claims.claim(connection, "r", "p"))
+        await claims.release(connection, await claims.claim(connection, "r", "p"))
         assert (await claims.claim(connection, "r", "p")).head.held_back is None
     floors = [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert all(floor <= pause < floor + 1 for floor, pause in zip(floors, pauses, strict=True)), pauses

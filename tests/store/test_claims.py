@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mongo_durable.errors import RunNotClaimable
+from mongo_durable.errors import RunNotClaimable, StoreUnavailable
 from mongo_durable.protocol.events import EventType, RunStatus
 from mongo_durable.store import claims, frontiers, heads
 from mongo_durable.store.appender import Appender
@@ -15,6 +15,7 @@ from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.events import read_history
 from tests.store.conftest import Commands
 from tests.support.attempts import Attempt, answers, submit
+from tests.support.server_faults import failing
 
 HOUR_MS = 3_600_000
 
@@ -99,6 +100,20 @@ async def test_a_sweep_finds_what_can_go_on(connection: Connection, appender: Ap
     found = await claims.claimable(connection, [(workflow, "1")], "me", [], dead, 100)
     assert {each.run_id for each in found} == {f"{run_id}-{name}" for name in ("pending", "ready", "orphaned")}
     assert {(each.workflow, each.version) for each in found} == {(workflow, "1")}
+
+
+async def test_a_claim_whose_history_cannot_be_read_gives_the_run_back(connection: Connection, run_id: str, mongo_uri: str, appname: str) -> None:
+    """The run is not left to a process that does not execute it: it waits for the next try, and says why."""
+    await submit(connection, run_id)
+    with failing(mongo_uri, ["find"], appname=appname, mode={"times": 1}, errorCode=50), pytest.raises(StoreUnavailable):
+        await claims.claim(connection, run_id, "p1")
+    head = await heads.get(connection, run_id)
+    assert (head.status, head.owner, head.fence) == (RunStatus.READY, None, 1)
+    assert head.held_back is not None
+    assert head.held_back.startswith("StoreUnavailable: ")
+    assert [each.type for each in await read_history(connection, run_id)] == [EventType.RUN_SUBMITTED]
+    await connection.runs.update_one({"_id": run_id}, [{"$set": {"available_at": "$$NOW"}}])
+    assert (await claims.claim(connection, run_id, "p2")).head.fence == 2
 
 
 async def test_an_idle_sweep_is_few_commands(connection: Connection, run_id: str, commands: Commands) -> None:

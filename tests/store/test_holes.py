@@ -196,10 +196,11 @@ async def test_h6_a_transaction_of_the_attempt_itself_takes_its_seq_after_a_drai
 
 
 async def test_h7_a_claim_is_three_commands(connection: Connection, run_id: str, commands: Commands) -> None:
-    """H7: a claim is one compare-and-set, one read of the tail and one insert; no transaction."""
+    """H7: a claim is one compare-and-set, one read of the history and one insert; no transaction, and the history is not read again."""
     await submit(connection, run_id)
     commands.forget()
-    await claims.claim(connection, run_id, "p1")
+    claimed = await claims.claim(connection, run_id, "p1")
+    assert [each.seq for each in await claims.history(connection, claimed)] == [1, 2]
     assert commands.counted() == {("findAndModify", "runs"): 1, ("find", "activity_events"): 1, ("insert", "activity_events"): 1}
 
 
@@ -226,6 +227,7 @@ async def test_h7_a_run_that_keeps_appending_can_be_taken_over(
     assert sum(counted.values()) <= 80, counted
     history = await read_history(connection, run_id)
     assert (history[-1].seq, history[-1].fence, history[-1].type) == (claimed.seq, 2, EventType.ATTEMPT_STARTED)
+    assert (await claims.history(connection, claimed))[:-1] == history[:-1]  # however it was put together
     await endpoint.aclose()
 
 

@@ -23,13 +23,14 @@ import pytest
 from pymongo.errors import AutoReconnect, NetworkTimeout
 
 from mongo_durable.errors import AttemptOver, ResolutionConflict, ResolutionError, RunError
+from mongo_durable.protocol.canonical import digest
 from mongo_durable.protocol.events import EventType, FrontierStatus, RunStatus
 from mongo_durable.protocol.history import fold
 from mongo_durable.store import claims, failpoints, frontiers, runs, schema
 from mongo_durable.store.appender import Appender
+from mongo_durable.store.claims import Claimer
 from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.documents import Answerer, StoredFrontier
-from mongo_durable.store.events import read_history
 from mongo_durable.store.failpoints import FailPoint
 from tests.support import invariants
 from tests.support.attempts import VERSION, WORKFLOW, Attempt, answers, question, settled, submit
@@ -95,7 +96,7 @@ class Schedule:
         owners = [f"{self.run_id}-p{number}" for number in range(self.random.randint(1, 3))]
         cast: list[Callable[[random.Random], Awaitable[None]]] = [self._attempts_as(owner, owners) for owner in owners]
         choices = ["yes", "no", {"amount": 3}]
-        cast += [self._resolver(self.random.choice(choices)) for _ in range(self.random.randint(2, 4))]
+        cast += [self._resolver(self.random.choice(choices), self.random.choice([None, *owners])) for _ in range(self.random.randint(2, 4))]
         cast += [self._expirer, self._retrier]
         if self.random.random() < 0.4:
             cast.append(self._canceller)
@@ -132,7 +133,7 @@ class Schedule:
             await runs.end_stopped(world.connection, attempt.claim)
             world.promise(self.run_id, attempt.claim.seq + 1, head.fence, EventType.RUN_CANCELLED)
             return
-        history = fold(self.run_id, await read_history(world.connection, self.run_id, up_to=attempt.claim.seq))
+        history = fold(self.run_id, await claims.history(world.connection, attempt.claim))
         unfinished = [each.position.step for each in history.activities.values() if each.outcome is None]
         new = len(history.activities)
         for number in [*unfinished, *range(new, new + own.randint(0, 5))]:
@@ -155,32 +156,46 @@ class Schedule:
         elif choice < 0.85:
             await attempt.release()
 
-    def _resolver(self, answer: Any) -> Callable[[random.Random], Awaitable[None]]:
+    def _resolver(self, answer: Any, owner: str | None) -> Callable[[random.Random], Awaitable[None]]:
         async def resolve(own: random.Random) -> None:
             for _ in range(own.randint(3, 8)):
                 await asyncio.sleep(own.random() * 0.03)
                 try:
-                    await self.resolve(await frontiers.current(self.world.connection, self.run_id), answer)
-                except (RunError, ResolutionError):
+                    frontier = await frontiers.current(self.world.connection, self.run_id)
+                    attempt = await self.resolve(frontier, answer, owner)
+                    if attempt is not None:
+                        await self.execute(attempt, own)
+                except (RunError, ResolutionError, AttemptOver):
                     continue
 
         return resolve
 
-    async def resolve(self, frontier: StoredFrontier, answer: Any) -> None:
-        """Answer a frontier, and check what a refusal says."""
-        mine = answers(frontier, answer)
+    async def resolve(self, frontier: StoredFrontier, answer: Any, owner: str | None = None) -> Attempt | None:
+        """Answer a frontier, and check what a refusal says.
+
+        Args:
+            owner: Who goes on with the run at once, if it can.
+        """
+        connection, mine, somebody = self.world.connection, answers(frontier, answer), Answerer(by="somebody")
+        claimed = None
         try:
-            receipt = await frontiers.resolve(self.world.connection, frontier, mine, Answerer(by="somebody"))
+            if owner is None:
+                receipt = await frontiers.resolve(connection, frontier, mine, somebody)
+                assert (receipt.generation, receipt.answers_digest) == (frontier.generation, digest(mine))
+            else:
+                claimed = await frontiers.resolve_and_claim(connection, frontier, mine, somebody, Claimer(owner=owner, workflow=(WORKFLOW, VERSION)))
         except ResolutionConflict:
-            stored = await self.world.connection.resolutions.find_one({"_id": f"{self.run_id}/{frontier.generation}"})
+            stored = await connection.resolutions.find_one({"_id": f"{self.run_id}/{frontier.generation}"})
             assert stored is not None
             assert stored["answers"] != mine
             raise
-        assert receipt.generation == frontier.generation
-        self.world.promises.append(
-            Received(run_id=self.run_id, generation=receipt.generation, answers_digest=receipt.answers_digest),
-        )
+        self.world.promises.append(Received(run_id=self.run_id, generation=frontier.generation, answers_digest=digest(mine)))
         self.world.promise(self.run_id, frontier.seq + 1, frontier.fence, EventType.ACTIVITIES_RESOLVED)
+        if claimed is None:
+            return None
+        attempt = Attempt.of(connection, self.world.appender, claimed)
+        self.world.attempts.append(attempt)
+        return attempt
 
     async def _expirer(self, own: random.Random) -> None:
         for _ in range(own.randint(3, 8)):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mongo_durable.protocol.events import EventType
-from mongo_durable.store import frontiers, runs, schema, views
+from mongo_durable.store import claims, frontiers, runs, schema, views
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.documents import Answerer
@@ -142,7 +142,7 @@ async def test_a_run_that_does_not_go_on_is_named_with_its_reason(place: Connect
     await frontiers.resolve(place, answered, answers(answered))
     troubled = await Attempt.submit(place, appender, "troubled")
     await appender.drain(troubled.channel)
-    await runs.release(place, troubled.claim, held_back="StoreUnavailable: away")
+    await claims.release(place, troubled.claim, held_back="StoreUnavailable: away")
     await (await Attempt.submit(place, appender, "done")).end()
     await runs.submit(place, submission("overdue"))
     await place.runs.update_one({"_id": "overdue"}, [{"$set": {"deadline_at": "$$NOW"}}])

@@ -122,7 +122,7 @@ class Attempt:
     async def release(self) -> None:
         """Drain, and give the run back."""
         await self.appender.drain(self.channel)
-        await runs.release(self.connection, self.claim)
+        await claims.release(self.connection, self.claim)
 
     def acknowledged(self) -> list[Acknowledged]:
         """Everything that this attempt was told is recorded."""
