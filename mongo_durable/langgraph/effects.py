@@ -52,7 +52,7 @@ class Policy:
     is_start_awaited: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: there is one for each effect of a replay
 class Effect:
     """An effect that a body has started: its position is taken when this is made.
 
