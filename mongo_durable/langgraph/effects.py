@@ -34,6 +34,8 @@ from mongo_durable.protocol.parts import shorten
 
 log = logging.getLogger(__name__)
 
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -113,6 +115,8 @@ class Effect:
 
     def _encode(self, value: Any) -> tuple[Any, Any]:
         """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
+        if type(value) in _IMMUTABLE:
+            return self.codec.encode(value), value
         copy = self.codec.decode(self.codec.encode(value))
         stamp(copy, self.identity)
         return self.codec.encode(copy), copy

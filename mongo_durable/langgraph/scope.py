@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ class Scope:
         self._started = 0
         self._children = 0
         self._branches = 0
-        self._tool_calls: Counter[str] = Counter()
-        self._drawn: Counter[str] = Counter()
+        self._tool_calls: defaultdict[str, int] = defaultdict(int)
+        self._drawn: defaultdict[str, int] = defaultdict(int)
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._callers: dict[str, object] = {}

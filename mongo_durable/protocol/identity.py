@@ -105,6 +105,7 @@ def _natural(part: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in _DIGITS.split(part) if piece)
 
 
+@lru_cache(maxsize=1024)  # asked for with the start, in the body and with the outcome
 def activity_id(run_id: str, position: Position) -> str:
     """The public id of the activity at `position`: deterministic, opaque, URL-safe, short enough to read aloud (16 letters and digits)."""
     hashed = hashlib.blake2b(f"{run_id}\0{position.text}".encode(), digest_size=10).digest()
