@@ -532,7 +532,7 @@ class Attempt:
             self.answers.update(decision.answers)
             return Answered(decision.answers)
         entries = [self._as_first_asked(each.entry) for each in pending.values() if each.entry is not None]
-        await self._sink.drain()
+        await self._sink.hand_over()
         return Suspended(await self._patiently(lambda: self._sink.suspend(entries, self.history.unsaved)))
 
     def _as_first_asked(self, entry: FrontierEntry) -> FrontierEntry:
@@ -550,7 +550,7 @@ class Attempt:
         Raises:
             AttemptOver, StoreError: The attempt is over; how the run ends is not this attempt's to say.
         """
-        await self._sink.drain()
+        await self._sink.hand_over()
         complete = replace(ending, unsaved=self.history.unsaved)
         await self._patiently(lambda: self._sink.end_run(complete))
         telemetry.count("runs.ended", workflow=self.head.workflow, status=heads.ENDING[ending.type])

@@ -54,8 +54,10 @@ FLIGHT_DOCUMENTS = 500
 FLIGHT_BYTES = 4 * 1024 * 1024
 FLIGHT_DEADLINE_S = 1.0
 RUN_EVENTS_PER_FLIGHT = 64
+CARRIED_EVENTS = 64
+CARRIED_BYTES = 1024 * 1024
 GIVE_UP_S = 30.0
-LINGER_S = 0.005
+LINGER_S = 0.02
 _SOLO_AT_ONCE = 16
 
 _DUPLICATE_KEY = 11000
@@ -81,6 +83,7 @@ class Channel:
         seq: Of the last event enqueued.
         ended: Why nothing more can be written: a verdict of the database, or None.
         is_sealed: The attempt has suspended, ended or been released; nothing more is enqueued.
+        carried: What was never sent when the attempt came to its end: the transaction that suspends or ends the run inserts it before its own event.
     """
 
     run_id: str
@@ -88,6 +91,7 @@ class Channel:
     seq: int
     ended: DurableError | None = None
     is_sealed: bool = False
+    carried: list[_Entry] = field(default_factory=list)
     # Invariant (A2): is_flying from the moment a flight takes events until that flight, or its recovery, has settled all of them.
     is_flying: bool = False
     is_ready: bool = False
@@ -97,12 +101,24 @@ class Channel:
     def __post_init__(self) -> None:
         self.idle.set()
 
+    @property
+    def carried_documents(self) -> list[RawBSONDocument]:
+        """The documents of what is carried, in order of seq."""
+        return [entry.document for entry in self.carried]
+
+    def settle_carried(self) -> None:
+        """The transaction that has inserted what is carried is committed."""
+        for entry in self.carried:
+            _acknowledge(entry)
+        self.carried.clear()
+
     def end(self, reason: DurableError, also: Iterable[_Entry] = ()) -> None:
-        """Fail everything that is queued and refuse everything to come. The first reason stands."""
+        """Fail everything that is queued or carried and refuse everything to come. The first reason stands."""
         self.ended = self.ended or reason
-        for entry in (*also, *self.queue):
+        for entry in (*also, *self.carried, *self.queue):
             if entry.channel is self and not entry.acknowledged.done():
                 entry.acknowledged.set_exception(self.ended)
+        self.carried.clear()
         self.queue.clear()
         if not self.is_flying:
             self.idle.set()
@@ -179,6 +195,21 @@ class Appender:
         await channel.idle.wait()
         if channel.ended is not None:
             raise channel.ended
+
+    async def hand_over(self, channel: Channel) -> None:
+        """Seal the channel, wait until nothing of it is in the air, and leave what was not sent yet in `channel.carried`: it saves a flight.
+
+        Raises:
+            DurableError: The channel has ended, so the attempt is over.
+        """
+        self._refuse_if_closed(channel)
+        channel.is_sealed = True
+        if len(channel.queue) <= CARRIED_EVENTS and sum(entry.size for entry in channel.queue) <= CARRIED_BYTES:
+            channel.carried.extend(channel.queue)
+            channel.queue.clear()
+            if not channel.is_flying:
+                channel.idle.set()
+        await self.drain(channel)
 
     async def reserve(self, channel: Channel) -> int:
         """Take the run's next seq for an event that a transaction inserts. Nothing of the run is sent until `free` or `fill` gives the channel back.

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 from pymongo import ReturnDocument
 
 from mongo_durable.errors import ConfigurationError, RunNotFound
@@ -65,11 +66,19 @@ async def move_head(connection: Connection, session: Session | None, expected: M
     return found
 
 
-async def insert_event(connection: Connection, session: Session | None, event: Event) -> None:
-    """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
+async def insert_event(connection: Connection, session: Session | None, event: Event, carried: Sequence[RawBSONDocument] = ()) -> None:
+    """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq.
+
+    Args:
+        carried: Events before it that the appender has not sent.
+    """
     if event.at is None:
         event = replace(event, at=datetime.now(UTC))
-    await connection.activity_events.insert_one(event_document(event, ObjectId(), connection.cipher), session=session)
+    document = event_document(event, ObjectId(), connection.cipher)
+    if carried:
+        await connection.activity_events.insert_many([*carried, document], session=session)
+    else:
+        await connection.activity_events.insert_one(document, session=session)
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:
