@@ -118,6 +118,7 @@ class Channel:
         for entry in (*also, *self.carried, *self.queue):
             if entry.channel is self and not entry.acknowledged.done():
                 entry.acknowledged.set_exception(self.ended)
+                entry.acknowledged.exception()  # seen: an event that nobody awaits must not warn of it, the channel remembers how it ended
         self.carried.clear()
         self.queue.clear()
         if not self.is_flying:
@@ -442,15 +443,7 @@ def _entry(channel: Channel, event: Event, cipher: Cipher | None) -> _Entry:
             size=len(encoded),
             limit=_LARGEST_DOCUMENT,
         )
-    entry = _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
-    entry.acknowledged.add_done_callback(_retrieve)
-    return entry
-
-
-def _retrieve(acknowledged: asyncio.Future[int]) -> None:
-    # An event that nobody awaits must not warn "exception was never retrieved": its channel remembers how it ended.
-    if not acknowledged.cancelled():
-        acknowledged.exception()
+    return _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
 
 
 def _abandon(entries: Iterable[_Entry]) -> None:
