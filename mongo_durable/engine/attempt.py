@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -91,7 +91,7 @@ VERDICT_SCHEMA: dict[str, Any] = {
 """What a person answers when a process died inside an effect."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: there is one for each effect of a replay
 class ActivityCall:
     """An effect that the code has reached.
 
@@ -265,14 +265,14 @@ class Attempt:
         path: tuple[str, ...],
         step: int,
         next_number: int,
-        used: Iterable[str],
+        used: Collection[str],
         is_overlapping: bool,
         kind: ActivityKind,
         name: str,
         digest: str,
     ) -> str:
         """See `protocol.replay.choose_ordinal`."""
-        return choose_ordinal(self.history, path, step, next_number, frozenset(used), is_overlapping, kind, name, digest)
+        return choose_ordinal(self.history, path, step, next_number, used, is_overlapping, kind, name, digest)
 
     async def start(self, call: ActivityCall) -> StartResult:
         """Decide what becomes of an effect that the code has reached, and commit its start where the body may run.
@@ -530,7 +530,7 @@ class Attempt:
             self.answers.update(decision.answers)
             return Answered(decision.answers)
         entries = [self._as_first_asked(each.entry) for each in pending.values() if each.entry is not None]
-        await self._sink.drain()
+        await self._sink.hand_over()
         return Suspended(await self._patiently(lambda: self._sink.suspend(entries, self.history.unsaved)))
 
     def _as_first_asked(self, entry: FrontierEntry) -> FrontierEntry:
@@ -548,7 +548,7 @@ class Attempt:
         Raises:
             AttemptOver, StoreError: The attempt is over; how the run ends is not this attempt's to say.
         """
-        await self._sink.drain()
+        await self._sink.hand_over()
         complete = replace(ending, unsaved=self.history.unsaved)
         await self._patiently(lambda: self._sink.end_run(complete))
         telemetry.count("runs.ended", workflow=self.head.workflow, status=heads.ENDING[ending.type])

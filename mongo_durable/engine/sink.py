@@ -66,6 +66,9 @@ class Sink(Protocol):
     async def drain(self) -> None:
         """See `Appender.drain`."""
 
+    async def hand_over(self) -> None:
+        """See `Appender.hand_over`."""
+
     async def move_out(self, value: Any) -> Any:
         """See `store.payloads.move_out`."""
 
@@ -137,6 +140,10 @@ class StoreSink:
         """See `Sink`."""
         await self._process.appender.drain(self.channel)
 
+    async def hand_over(self) -> None:
+        """See `Sink`."""
+        await self._process.appender.hand_over(self.channel)
+
     async def move_out(self, value: Any) -> Any:
         """See `Sink`."""
         return await move_out(self._process.connection, self._run_id, value)
@@ -202,6 +209,9 @@ class ClosedSink:
 
     async def drain(self) -> None:
         """There is nothing to wait for."""
+
+    async def hand_over(self) -> None:
+        """There is nothing to hand over."""
 
     async def end_run(self, ending: runs.Ending) -> None:
         """Keep it, to be compared with how the recorded run ended."""

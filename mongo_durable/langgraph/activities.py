@@ -35,12 +35,13 @@ def durable_function(target: Callable[..., Any], name: str, policy: Policy, code
     if policy.is_transactional and not (is_async and SESSION in signature.parameters):
         raise ConfigurationError(f"the transactional activity {name!r} has to be an async function with a keyword parameter `{SESSION}`")
 
+    arguments_of = _by_name(signature, is_partial=policy.is_transactional)
+
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Effect | None:
         session = current_session()
         if session is None:
             return None
-        bind = signature.bind_partial if policy.is_transactional else signature.bind
-        plain = codec.encode(dict(bind(*args, **kwargs).arguments))
+        plain = codec.encode(arguments_of(args, kwargs))
         return start_effect(session, codec, here(), ActivityKind.ACTIVITY, name, plain, policy, shown_input=plain)
 
     def call_async(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
@@ -70,3 +71,23 @@ def durable_function(target: Callable[..., Any], name: str, policy: Policy, code
         return target(*args, **kwargs) if effect is None else run_effect(effect, lambda _: target(*args, **kwargs))
 
     return call
+
+
+def _by_name(signature: inspect.Signature, *, is_partial: bool) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What gives the arguments of a call by name, without defaults.
+
+    Args:
+        is_partial: The wrapper adds one to those of the caller.
+    """
+    bind = signature.bind_partial if is_partial else signature.bind
+    parameters = signature.parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    required = sum(each.default is each.empty for each in parameters)
+    is_simple = len(names) == len(signature.parameters) and not is_partial
+
+    def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if is_simple and not kwargs and required <= len(args) <= len(names):
+            return dict(zip(names, args, strict=False))  # what most calls are, at a fraction of what binding takes
+        return dict(bind(*args, **kwargs).arguments)
+
+    return by_name

@@ -34,6 +34,8 @@ from mongo_durable.protocol.parts import shorten
 
 log = logging.getLogger(__name__)
 
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -52,7 +54,7 @@ class Policy:
     is_start_awaited: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: there is one for each effect of a replay
 class Effect:
     """An effect that a body has started: its position is taken when this is made.
 
@@ -113,6 +115,8 @@ class Effect:
 
     def _encode(self, value: Any) -> tuple[Any, Any]:
         """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
+        if type(value) in _IMMUTABLE:
+            return self.codec.encode(value), value
         copy = self.codec.decode(self.codec.encode(value))
         stamp(copy, self.identity)
         return self.codec.encode(copy), copy

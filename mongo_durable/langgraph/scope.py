@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ class Scope:
         self._started = 0
         self._children = 0
         self._branches = 0
-        self._tool_calls: Counter[str] = Counter()
-        self._drawn: Counter[str] = Counter()
+        self._tool_calls: defaultdict[str, int] = defaultdict(int)
+        self._drawn: defaultdict[str, int] = defaultdict(int)
         self._used: set[str] = set()
         self._running: set[str] = set()
         self._callers: dict[str, object] = {}
@@ -320,7 +320,8 @@ class Session:
         self.timers: dict[Position, datetime] = {}
         self._running = 0
         self._changed = threading.Condition()
-        self._settled = asyncio.Event()
+        self._settled: asyncio.Event | None = None
+        """Of those on the loop that wait until no wrapper runs; None if nobody does."""
 
     def lost_interrupts(self) -> set[str]:
         """Interrupts raised in no graph of this run: in a child that was called with a thread of its own, where no answer can reach them."""
@@ -335,8 +336,12 @@ class Session:
         """A wrapper has left."""
         with self._changed:
             self._running -= 1
+            if self._running:
+                return
             self._changed.notify_all()
-        self.attempt.loop.call_soon_threadsafe(self._settled.set)
+            settled, self._settled = self._settled, None
+        if settled is not None:
+            self.attempt.loop.call_soon_threadsafe(settled.set)
 
     def settle(self) -> None:
         """Wait, in a graph thread, until no wrapper runs."""
@@ -345,9 +350,12 @@ class Session:
 
     async def settle_async(self) -> None:
         """Wait, on the loop, until no wrapper runs."""
-        while self._running:
-            self._settled.clear()
-            await self._settled.wait()
+        while True:
+            with self._changed:
+                if not self._running:
+                    return
+                settled = self._settled = self._settled or asyncio.Event()
+            await settled.wait()
 
 
 _session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("mongo_durable_session", default=None)

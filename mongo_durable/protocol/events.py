@@ -80,9 +80,9 @@ class FrontierStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: a replay makes thousands, and that would more than double what each takes
 class Event:
-    """One append-only fact of a run.
+    """One append-only fact of a run. Nobody changes one.
 
     Attributes:
         seq: Dense from 1 within the run; the only thing that orders events.

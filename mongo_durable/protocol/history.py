@@ -115,6 +115,8 @@ class History:
     # Invariant: by_step names only activities that are not nested in another's body.
     by_step: dict[int, list[str]] = field(default_factory=dict)
     by_body: dict[tuple[tuple[str, ...], int], list[str]] = field(default_factory=dict)
+    # Invariant: of the bodies in by_body, those of activities. An activity is recorded before what its body starts, so this never changes.
+    inner_bodies: set[tuple[tuple[str, ...], int]] = field(default_factory=set)
     overlapped: set[tuple[tuple[str, ...], int]] = field(default_factory=set)
     frontiers: list[RecordedFrontier] = field(default_factory=list)
     steps: dict[int, RecordedStep] = field(default_factory=dict)
@@ -139,6 +141,9 @@ class History:
 
     def is_nested(self, position: Position) -> bool:
         """Whether `position` lies inside the body of another recorded activity: a replay that returns that one's outcome never reaches it."""
+        body = (position.path, position.step)
+        if body in self.by_body:
+            return body in self.inner_bodies
         return any(each.text in self.activities for each in position.enclosing())
 
     def apply(self, event: Event) -> None:
@@ -169,16 +174,17 @@ class History:
 
     def _take(self, event: Event) -> None:
         match event.type:
-            case EventType.RUN_SUBMITTED:
-                self._expect(event, self.seq == 0, "a second submission")
-                self.submitted = event
-                self.unsaved.append(MemoryEntry(seq=event.seq, role=MemoryRole.INPUT, name=None, activity_id=None, value=event.value))
+            # The two that most events are of come first.
             case EventType.ACTIVITY_STARTED:
                 self._expect_running(event)
                 self._start(event)
             case kind if kind in OUTCOMES:
                 self._expect_running(event)
                 self._finish(event)
+            case EventType.RUN_SUBMITTED:
+                self._expect(event, self.seq == 0, "a second submission")
+                self.submitted = event
+                self.unsaved.append(MemoryEntry(seq=event.seq, role=MemoryRole.INPUT, name=None, activity_id=None, value=event.value))
             case EventType.STEP_COMMITTED:
                 self._expect_running(event)
                 step = event.data["step"]
@@ -205,7 +211,8 @@ class History:
         position = event.position
         known = self.activities.get(position.text)
         if known is not None:
-            self._expect(event, known.outcome is None, f"start of the finished activity {position}")
+            if known.outcome is not None:
+                raise self._corrupt(event, f"start of the finished activity {position}")
             known.started_seq, known.started_fence = event.seq, event.fence
             return
         recorded = RecordedActivity(position, event.kind, event.name, event.input_digest, event.seq, event.fence, event.at)
@@ -215,9 +222,11 @@ class History:
             like = self.activities.get(stored["like"])
             recorded.parts = unpack(stored, {stored["like"]: like.parts} if like is not None else {})
             self.last_model_call = recorded
-        if not self.is_nested(position):
-            self.by_step.setdefault(position.step, []).append(position.text)
         body = (position.path, position.step)
+        if self.is_nested(position):
+            self.inner_bodies.add(body)
+        else:
+            self.by_step.setdefault(position.step, []).append(position.text)
         self.by_body.setdefault(body, []).append(position.text)
         if event.data.get("is_overlapped"):
             self.overlapped.add(body)
@@ -226,7 +235,8 @@ class History:
         known = self.activities.get(event.position.text) if event.position else None
         if known is None:
             raise self._corrupt(event, "outcome of an activity that was not started")
-        self._expect(event, known.outcome is None, f"second outcome of {event.position}")
+        if known.outcome is not None:
+            raise self._corrupt(event, f"second outcome of {event.position}")
         known.outcome = event
         role = _ROLES.get(known.kind)
         if role is not None:
@@ -278,7 +288,8 @@ class History:
         self.end = event
 
     def _expect_running(self, event: Event) -> None:
-        self._expect(event, self.status is RunStatus.RUNNING, f"written while the run is {self.status}")
+        if self.status is not RunStatus.RUNNING:
+            raise self._corrupt(event, f"written while the run is {self.status}")
 
     def _expect(self, event: Event, is_right: bool, fault: str) -> None:
         if not is_right:

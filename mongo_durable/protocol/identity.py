@@ -25,8 +25,8 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import quote
 
 ROOT_PATH = ("agent", "1")
@@ -38,7 +38,7 @@ def segment(name: str) -> str:
     return quote(name, safe=" ._-~()$")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Position:
     """The stable address of an activity.
 
@@ -46,31 +46,35 @@ class Position:
         path: Segments from the outside in, escaped; starts with `agent`, `1`.
         step: Root superstep, counted from the run's start.
         ordinal: Which effect of the innermost body; see the module docstring.
+        text: The position as people read it; `parse` is its inverse.
     """
 
     path: tuple[str, ...]
     step: int
     ordinal: str
+    text: str = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def text(self) -> str:
-        """The position as people read it; `parse` is its inverse."""
-        return f"{'/'.join(self.path)}@{self.step}#{self.ordinal}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", f"{'/'.join(self.path)}@{self.step}#{self.ordinal}")
 
     def __str__(self) -> str:
         return self.text
 
-    @classmethod
-    def parse(cls, text: str) -> Position:
+    @staticmethod
+    @lru_cache(maxsize=1024)  # a start and its outcome name the same one
+    def parse(text: str) -> Position:
         """The position that `text` stands for.
 
         Raises:
             ValueError: `text` is no position.
         """
-        match = re.fullmatch(r"([^@#]+)@(-?\d+)#([^@#]+)", text)
-        if match is None:
-            raise ValueError(f"not a position: {text!r}")
-        return cls(tuple(match[1].split("/")), int(match[2]), match[3])
+        place, _, ordinal = text.rpartition("#")
+        path, _, step = place.rpartition("@")
+        if path and ordinal and step.removeprefix("-").isdecimal() and "#" not in path and "@" not in path and "@" not in ordinal:
+            position = Position(tuple(path.split("/")), int(step), ordinal)
+            if position.text == text:
+                return position
+        raise ValueError(f"not a position: {text!r}")
 
     def inside(self, ordinal: str) -> Position:
         """The position of effect `ordinal` of this effect's own body."""
@@ -91,7 +95,7 @@ class Position:
         for depth in range(len(ROOT_PATH), len(self.path)):
             yield Position(self.path[:depth], self.step, self.path[depth])
 
-    @cached_property
+    @property
     def sort_key(self) -> tuple[object, ...]:
         """Natural order: by step, then path, then ordinal, numbers as numbers."""
         return (self.step, tuple(_natural(part) for part in self.path), _natural(self.ordinal))
@@ -101,6 +105,7 @@ def _natural(part: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in _DIGITS.split(part) if piece)
 
 
+@lru_cache(maxsize=1024)  # asked for with the start, in the body and with the outcome
 def activity_id(run_id: str, position: Position) -> str:
     """The public id of the activity at `position`: deterministic, opaque, URL-safe, short enough to read aloud (16 letters and digits)."""
     hashed = hashlib.blake2b(f"{run_id}\0{position.text}".encode(), digest_size=10).digest()

@@ -2,7 +2,7 @@
 
 Every attempt has a `Channel`: its run, fence and next `seq`. An event gets its seq, its `_id` and its bytes when it is enqueued, and none of them
 changes any more; the unique index on (run_id, seq) is then order, optimistic concurrency and fence at once. The appender gathers the events of all
-channels into flights (`insert_many`), a few at a time.
+channels into flights (one insert command each), a few at a time.
 
 Rules, found by breaking what did without them:
 
@@ -36,7 +36,7 @@ import bson
 import pymongo
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import BulkWriteError, ExecutionTimeout, NetworkTimeout, PyMongoError
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, PyMongoError
 
 from mongo_durable import telemetry
 from mongo_durable.encryption import Cipher
@@ -54,8 +54,10 @@ FLIGHT_DOCUMENTS = 500
 FLIGHT_BYTES = 4 * 1024 * 1024
 FLIGHT_DEADLINE_S = 1.0
 RUN_EVENTS_PER_FLIGHT = 64
+CARRIED_EVENTS = 64
+CARRIED_BYTES = 1024 * 1024
 GIVE_UP_S = 30.0
-LINGER_S = 0.005
+LINGER_S = 0.02
 _SOLO_AT_ONCE = 16
 
 _DUPLICATE_KEY = 11000
@@ -81,6 +83,7 @@ class Channel:
         seq: Of the last event enqueued.
         ended: Why nothing more can be written: a verdict of the database, or None.
         is_sealed: The attempt has suspended, ended or been released; nothing more is enqueued.
+        carried: What was never sent when the attempt came to its end: the transaction that suspends or ends the run inserts it before its own event.
     """
 
     run_id: str
@@ -88,6 +91,7 @@ class Channel:
     seq: int
     ended: DurableError | None = None
     is_sealed: bool = False
+    carried: list[_Entry] = field(default_factory=list)
     # Invariant (A2): is_flying from the moment a flight takes events until that flight, or its recovery, has settled all of them.
     is_flying: bool = False
     is_ready: bool = False
@@ -97,12 +101,25 @@ class Channel:
     def __post_init__(self) -> None:
         self.idle.set()
 
+    @property
+    def carried_documents(self) -> list[RawBSONDocument]:
+        """The documents of what is carried, in order of seq."""
+        return [entry.document for entry in self.carried]
+
+    def settle_carried(self) -> None:
+        """The transaction that has inserted what is carried is committed."""
+        for entry in self.carried:
+            _acknowledge(entry)
+        self.carried.clear()
+
     def end(self, reason: DurableError, also: Iterable[_Entry] = ()) -> None:
-        """Fail everything that is queued and refuse everything to come. The first reason stands."""
+        """Fail everything that is queued or carried and refuse everything to come. The first reason stands."""
         self.ended = self.ended or reason
-        for entry in (*also, *self.queue):
+        for entry in (*also, *self.carried, *self.queue):
             if entry.channel is self and not entry.acknowledged.done():
                 entry.acknowledged.set_exception(self.ended)
+                entry.acknowledged.exception()  # seen: an event that nobody awaits must not warn of it, the channel remembers how it ended
+        self.carried.clear()
         self.queue.clear()
         if not self.is_flying:
             self.idle.set()
@@ -179,6 +196,21 @@ class Appender:
         await channel.idle.wait()
         if channel.ended is not None:
             raise channel.ended
+
+    async def hand_over(self, channel: Channel) -> None:
+        """Seal the channel, wait until nothing of it is in the air, and leave what was not sent yet in `channel.carried`: it saves a flight.
+
+        Raises:
+            DurableError: The channel has ended, so the attempt is over.
+        """
+        self._refuse_if_closed(channel)
+        channel.is_sealed = True
+        if len(channel.queue) <= CARRIED_EVENTS and sum(entry.size for entry in channel.queue) <= CARRIED_BYTES:
+            channel.carried.extend(channel.queue)
+            channel.queue.clear()
+            if not channel.is_flying:
+                channel.idle.set()
+        await self.drain(channel)
 
     async def reserve(self, channel: Channel) -> int:
         """Take the run's next seq for an event that a transaction inserts. Nothing of the run is sent until `free` or `fill` gives the channel back.
@@ -292,33 +324,40 @@ class Appender:
                 self._release(channel, held)
         return batch, held
 
-    async def _insert(self, entries: list[_Entry], *, is_ordered: bool) -> None:
+    async def _insert(self, entries: list[_Entry], *, is_ordered: bool) -> Mapping[str, Any]:
+        """Returns the reply, in which errors of single documents stand.
+
+        The plain command: `insert_many` repeats by itself what A5 repeats here, and a flight of few events takes it a third longer.
+        """
         await reach(FailPoint.APPEND_BEFORE)
         with pymongo.timeout(self._deadline_s):
-            await self._events.insert_many([entry.document for entry in entries], ordered=is_ordered)
+            reply: Mapping[str, Any] = await self._events.database.command(
+                "insert",
+                self._events.name,
+                documents=[entry.document for entry in entries],
+                ordered=is_ordered,
+                writeConcern=self._events.write_concern.document,
+            )
         telemetry.measure("append.batch", len(entries), unit="1")
         await reach(FailPoint.APPEND_AFTER)
+        return reply
 
     async def _send(self, batch: list[_Entry]) -> tuple[list[_Entry], bool]:
         """Send a flight. Returns what is not settled, and whether each run must go alone from here."""
         is_ordered = any(one.channel is other.channel for one, other in pairwise(batch))  # A3; a run's events are contiguous
         try:
-            await self._insert(batch, is_ordered=is_ordered)
-        except BulkWriteError as error:
-            return self._settle_flight(batch, error, is_ordered=is_ordered), False
+            reply = await self._insert(batch, is_ordered=is_ordered)
         except (NetworkTimeout, ExecutionTimeout):
             return batch, True
         except PyMongoError:
             return batch, False
-        for entry in batch:
-            _acknowledge(entry)
-        return [], False
+        return self._settle_flight(batch, reply, is_ordered=is_ordered), False
 
-    def _settle_flight(self, batch: list[_Entry], error: BulkWriteError, *, is_ordered: bool) -> list[_Entry]:
-        verdicts = _verdicts(error)
+    def _settle_flight(self, batch: list[_Entry], reply: Mapping[str, Any], *, is_ordered: bool) -> list[_Entry]:
+        verdicts = _verdicts(reply)
         if verdicts is None:
             return batch
-        if not is_ordered:
+        if not is_ordered or not verdicts:
             self._settle(batch, verdicts, batch)
             return []
         failed = min(verdicts)
@@ -388,14 +427,9 @@ class Appender:
         return False
 
     async def _wave(self, wave: list[_Entry], scope: list[_Entry]) -> bool:
-        verdicts: Mapping[int, Mapping[str, Any]] = {}
-        try:
-            await self._insert(wave, is_ordered=False)
-        except BulkWriteError as error:
-            found = _verdicts(error)
-            if found is None:
-                return False
-            verdicts = found
+        verdicts = _verdicts(await self._insert(wave, is_ordered=False))
+        if verdicts is None:
+            return False
         self._settle(wave, verdicts, scope)
         return True
 
@@ -409,15 +443,7 @@ def _entry(channel: Channel, event: Event, cipher: Cipher | None) -> _Entry:
             size=len(encoded),
             limit=_LARGEST_DOCUMENT,
         )
-    entry = _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
-    entry.acknowledged.add_done_callback(_retrieve)
-    return entry
-
-
-def _retrieve(acknowledged: asyncio.Future[int]) -> None:
-    # An event that nobody awaits must not warn "exception was never retrieved": its channel remembers how it ended.
-    if not acknowledged.cancelled():
-        acknowledged.exception()
+    return _Entry(channel, event.seq, RawBSONDocument(encoded), len(encoded), asyncio.get_running_loop().create_future())
 
 
 def _abandon(entries: Iterable[_Entry]) -> None:
@@ -437,11 +463,10 @@ def _acknowledge(entry: _Entry) -> None:
         entry.acknowledged.set_result(entry.seq)
 
 
-def _verdicts(error: BulkWriteError) -> dict[int, Mapping[str, Any]] | None:
+def _verdicts(reply: Mapping[str, Any]) -> dict[int, Mapping[str, Any]] | None:
     """The write errors by index, or None if this reply settles nothing (A4, A6)."""
-    details = error.details or {}
-    faults = details.get("writeErrors", [])
-    if details.get("writeConcernErrors") or not faults or any(fault["code"] not in _VERDICTS for fault in faults):
+    faults = reply.get("writeErrors", [])
+    if "writeConcernError" in reply or any(fault["code"] not in _VERDICTS for fault in faults):
         return None
     return {fault["index"]: fault for fault in faults}
 

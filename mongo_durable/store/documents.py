@@ -74,6 +74,8 @@ def event_document(event: Event, event_id: ObjectId, cipher: Cipher | None = Non
 
 
 _WITH_VALUE = frozenset({EventType.RUN_SUBMITTED, EventType.RUN_COMPLETED, EventType.ACTIVITY_STARTED, EventType.ACTIVITY_COMPLETED})
+_EVENT_TYPES = {each.value: each for each in EventType}
+_KINDS = {each.value: each for each in ActivityKind}
 _COMMON = frozenset(
     [
         "_id",
@@ -107,13 +109,13 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
     """
     check_version(document)
     try:
-        event_type = EventType(document["type"])
+        event_type = _EVENT_TYPES[document["type"]]
         position = Position.parse(document["position"]) if document.get("position") is not None else None
-        kind = ActivityKind(document["kind"]) if document.get("kind") is not None else None
-    except (ValueError, TypeError, AttributeError):
+        kind = _KINDS[document["kind"]] if document.get("kind") is not None else None
+    except (KeyError, ValueError, TypeError, AttributeError):
         run_id, seq = document["run_id"], document["seq"]
         raise CorruptHistory(f"run {run_id}: event {seq} has a type, kind or position that there is not", run_id=run_id, seq=seq) from None
-    data = {name: value for name, value in document.items() if name not in _COMMON}
+    data = {} if document.keys() <= _COMMON else {name: value for name, value in document.items() if name not in _COMMON}
     if event_type is EventType.STEP_COMMITTED:
         data["step"] = document["step"]
     return Event(

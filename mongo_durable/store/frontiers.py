@@ -60,7 +60,7 @@ async def suspend(
     entries: Sequence[FrontierEntry],
     unsaved: Sequence[MemoryEntry] = (),
 ) -> StoredFrontier:
-    """Suspend the run on the frontier given by `entries`, all of them or none. The channel must be drained.
+    """Suspend the run on the frontier given by `entries`, all of them or none. The channel must be drained, or handed over.
 
     A call whose commit was not acknowledged may be repeated: if the frontier is this attempt's, it is returned.
 
@@ -121,7 +121,7 @@ async def suspend(
         await memory.save(connection, session, remembered)
         data = {"generation": generation, "digest": whole, "entries": [_listed(entry) for entry in dated]}
         event = Event(run_id=run_id, seq=channel.seq + 1, fence=channel.fence, type=EventType.ACTIVITIES_SUSPENDED, data=data)
-        await insert_event(connection, session, event)
+        await insert_event(connection, session, event, channel.carried_documents)
         return opened
 
     await reach(FailPoint.SUSPEND_BEFORE)
@@ -132,6 +132,7 @@ async def suspend(
         stored = await connection.frontiers.find_one({"_id": document["_id"]})
         if stored is None or stored["attempt"] != claimed.attempt:
             raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id) from None
+    channel.settle_carried()
     await reach(FailPoint.SUSPEND_AFTER)
     return await _from_document(connection, stored)
 

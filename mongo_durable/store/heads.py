@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
 from pymongo import ReturnDocument
 from pymongo.errors import BulkWriteError
 
@@ -66,27 +67,35 @@ async def move_head(connection: Connection, session: Session | None, expected: M
     return found
 
 
-async def insert_event(connection: Connection, session: Session | None, event: Event) -> None:
-    """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq."""
-    await connection.activity_events.insert_one(_document(connection, event), session=session)
+async def insert_event(connection: Connection, session: Session | None, event: Event, carried: Sequence[RawBSONDocument] = ()) -> None:
+    """Insert one event outside the appender. The caller's transaction holds the head, or nothing else can write this seq.
+
+    Args:
+        carried: Events before it that the appender has not sent.
+    """
+    document = _document(connection, event)
+    if carried:
+        await _insert_all(connection, session, [*carried, document])
+    else:
+        await connection.activity_events.insert_one(document, session=session)
 
 
 async def insert_events(connection: Connection, session: Session, events: Sequence[Event]) -> None:
-    """The same for events that follow one another, inside a transaction.
-
-    Raises:
-        Lost: A seq is taken.
-    """
-    try:
-        await connection.activity_events.insert_many([_document(connection, event) for event in events], session=session)
-    except BulkWriteError as error:
-        if is_duplicate(error):
-            raise Lost from None
-        raise
+    """The same for events that follow one another."""
+    await _insert_all(connection, session, [_document(connection, event) for event in events])
 
 
 def _document(connection: Connection, event: Event) -> Document:
     return event_document(event if event.at is not None else replace(event, at=datetime.now(UTC)), ObjectId(), connection.cipher)
+
+
+async def _insert_all(connection: Connection, session: Session | None, documents: Sequence[Document | RawBSONDocument]) -> None:
+    try:
+        await connection.activity_events.insert_many(documents, session=session)
+    except BulkWriteError as error:
+        if is_duplicate(error):
+            raise Lost from None  # what insert_one says with a DuplicateKeyError; it has no label that would make the driver repeat the transaction
+        raise
 
 
 async def last_event(connection: Connection, run_id: str, session: Session | None = None) -> Document:

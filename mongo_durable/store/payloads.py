@@ -32,6 +32,8 @@ CHUNK_SIZE = 1024 * 1024
 COMMAND_SIZE = 4 * CHUNK_SIZE
 REFERENCE_TYPE = "payload"
 _DUPLICATE_KEY = 11000
+_CHARACTER = 5
+"""More bytes than one takes, with its share of the document around the text."""
 
 
 def size(value: Any) -> int:
@@ -46,6 +48,8 @@ async def move_out(connection: Connection, run_id: str, value: Any) -> Any:
     Writes: `payloads`, insert only.
     """
     value = seal(connection.cipher, run_id, value)
+    if value is None or (type(value) is str and len(value) < INLINE_LIMIT // _CHARACTER):
+        return value  # what most results are; the others have to be measured
     encoded = bson.encode({"v": value})
     if len(encoded) <= INLINE_LIMIT:
         return value

@@ -263,7 +263,7 @@ class ThreadState:
 
 @store_call
 async def end(connection: Connection, claimed: Claim, channel: Channel, ending: Ending) -> None:
-    """End the run under the attempt's fence. The channel must be drained.
+    """End the run under the attempt's fence. The channel must be drained, or handed over.
 
     Raises:
         Superseded: The attempt is no longer the run's.
@@ -318,10 +318,12 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
                 error=ending.error,
                 data=ending.data or {},
             ),
+            channel.carried_documents,
         )
 
     await reach(FailPoint.END_BEFORE)
     await _as_owner(connection, claimed, body)
+    channel.settle_carried()
     await reach(FailPoint.END_AFTER)
 
 

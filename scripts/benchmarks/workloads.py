@@ -146,6 +146,7 @@ def _at_once(runs: int, steps: int, rounds: int | None) -> Workload:
             Case(OURS, "at_once_by_runner", shape, "through a runner"),
             Case("dbos", "at_once", {"runs": runs, "steps": steps, "size": _TEXT}),
             Case("raw", "at_once", {"documents": documents, "batch": 64, "size": _DOCUMENT * 5 // 8}, "insert_many of 64"),
+            Case(OURS, "events_at_once", shape, "the appender alone"),
         ],
         [Series("steps", "steps/s"), Series("documents", "documents/s")],
         [Target("steps", 10, 2, is_at_most=False), Target("documents", 0.6, 3, is_at_most=False)] if runs == 64 else [],

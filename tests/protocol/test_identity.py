@@ -61,7 +61,9 @@ def test_positions_sort_as_people_count() -> None:
     assert [position.text for position in ordered] == ["agent/1/[9]@2#1", "agent/1/[10]@2#1", "agent/1/a@2#9", "agent/1/a@2#10", "agent/1/a@10#1"]
 
 
-@pytest.mark.parametrize("text", ["", "agent/1/a", "agent/1/a@x#1", "agent/1/a@1", "a@1#1#2"])
+@pytest.mark.parametrize(
+    "text", ["", "agent/1/a", "agent/1/a@x#1", "agent/1/a@1", "a@1#1#2", "a@1@1#1", "a@1#1@2", "a@01#1", "a@+1#1", "a@--1#1", "a@٣#1", "@1#1", "a@1#"]
+)
 def test_what_is_no_position_is_refused(text: str) -> None:
     """Text that is no position does not become one."""
     with pytest.raises(ValueError, match="not a position"):

@@ -52,6 +52,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(made.spans))
     meters = MeterProvider(metric_readers=[made.reader])
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: tracers)
     monkeypatch.setattr(trace, "get_tracer", lambda name: tracers.get_tracer(name))
     monkeypatch.setattr(metrics, "get_meter", lambda name: meters.get_meter(name))
     cached = (telemetry._meter, telemetry._tracer, telemetry._counter, telemetry._histogram)

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from mongo_durable.errors import AttemptOver, CorruptHistory, PayloadError, PayloadTooLarge, StoreUnavailable
+from mongo_durable.errors import AttemptOver, CorruptHistory, PayloadError, PayloadTooLarge, StoreUnavailable, Superseded
 from mongo_durable.protocol.events import Event, EventType
-from mongo_durable.store.appender import RUN_EVENTS_PER_FLIGHT, Appender
+from mongo_durable.store import frontiers, runs
+from mongo_durable.store.appender import CARRIED_EVENTS, RUN_EVENTS_PER_FLIGHT, Appender
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.events import read_history
+from mongo_durable.store.runs import Ending
 from tests.store.conftest import Commands
-from tests.support.attempts import Attempt
+from tests.support.attempts import Attempt, question
 from tests.support.server_faults import failing
 
 
@@ -154,6 +156,46 @@ async def test_closing_fails_what_is_queued(connection: Connection, run_id: str)
     other = await Attempt.submit(connection, appender, f"{run_id}-other")
     with pytest.raises(StoreUnavailable):
         other.started(1)
+
+
+async def test_what_was_not_sent_goes_with_the_transaction_that_ends_the_run(
+    connection: Connection, appender: Appender, run_id: str, commands: Commands
+) -> None:
+    """Events that nobody waits for, and that were not sent when the attempt comes to its end, are inserted with its last one, before it."""
+    attempt = await Attempt.submit(connection, appender, run_id)
+    sent = attempt.started(1)
+    await sent
+    commands.forget()
+    carried = [attempt.started(number, is_awaited=False) for number in (2, 3)]
+    await appender.hand_over(attempt.channel)
+    assert not commands.counted()
+    with pytest.raises(AttemptOver):
+        attempt.started(4)
+    await runs.end(connection, attempt.claim, attempt.channel, Ending(type=EventType.RUN_COMPLETED))
+    assert [await each for each in carried] == [4, 5]
+    assert commands.counted()["insert", "activity_events"] == 1
+    assert [each.seq for each in await read_history(connection, run_id)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_more_than_a_transaction_should_carry_is_sent_before_it(connection: Connection, appender: Appender, run_id: str) -> None:
+    """A long queue is not handed over: it is sent as ever."""
+    attempt = await Attempt.submit(connection, appender, run_id)
+    futures = [attempt.started(number, is_awaited=False) for number in range(CARRIED_EVENTS + 1)]
+    await appender.hand_over(attempt.channel)
+    assert all(each.done() for each in futures)
+    assert attempt.channel.carried == []
+
+
+async def test_what_a_lost_attempt_would_have_carried_is_never_acknowledged(connection: Connection, appender: Appender, run_id: str) -> None:
+    """A rival has the run: the transaction is refused, and nothing of it stands in the history."""
+    attempt = await Attempt.submit(connection, appender, run_id)
+    carried = attempt.started(1, is_awaited=False)
+    await appender.hand_over(attempt.channel)
+    await connection.runs.update_one({"_id": run_id}, {"$inc": {"fence": 1}})
+    with pytest.raises(Superseded):
+        await frontiers.suspend(connection, attempt.claim, attempt.channel, [question(run_id, 1)])
+    assert not carried.done()
+    assert [each.seq for each in await read_history(connection, run_id)] == [1, 2]
 
 
 async def test_a_drained_channel_is_sealed(connection: Connection, appender: Appender, run_id: str) -> None:

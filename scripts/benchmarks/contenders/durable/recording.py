@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from langchain_core.messages import AIMessage
@@ -13,6 +14,10 @@ from langgraph.graph import MessagesState
 from langgraph.types import Command
 
 from mongo_durable import App, DurableClient, Runner
+from mongo_durable.protocol.canonical import digest
+from mongo_durable.protocol.events import ActivityKind, Event, EventType
+from mongo_durable.protocol.identity import ROOT_PATH, Position, activity_id
+from mongo_durable.store.appender import Channel
 from scripts.benchmarks.contenders.durable.home import Home
 from scripts.benchmarks.contenders.graphs import Empty, PausingModel, answer, llm_graph, one_node, ten_nodes
 from scripts.benchmarks.crew import Samples
@@ -102,6 +107,38 @@ class Recording(Home):
         await asyncio.gather(*(app.ainvoke({}, thread()) for _ in range(runs)))
         rate = runs * steps / (time.perf_counter() - started)
         return {"steps": [rate], "documents": [2 * rate]}  # a step is two documents: its start and its outcome
+
+    async def events_at_once(self, *, runs: int, steps: int, characters: int) -> Samples:
+        """The events of such runs, two a step and one after the other in each run, through the appender alone: no graph, no head of a run."""
+        app = self._sequence(steps, characters)
+        await ready(app)
+        process = app.process()
+        result, name = "x" * characters, uuid.uuid4().hex
+
+        async def write(run_id: str) -> None:
+            channel = Channel(run_id, fence=1, seq=0)
+            for number in range(steps):
+                where = Position((*ROOT_PATH, "work"), 1, str(number + 1))
+                for kind in (EventType.ACTIVITY_STARTED, EventType.ACTIVITY_COMPLETED):
+                    event = Event(
+                        run_id=run_id,
+                        seq=channel.seq + 1,
+                        fence=1,
+                        type=kind,
+                        at=datetime.now(UTC),
+                        position=where,
+                        activity_id=activity_id(run_id, where),
+                        kind=ActivityKind.ACTIVITY,
+                        name="step",
+                        input_digest=digest([number]) if kind is EventType.ACTIVITY_STARTED else None,
+                        value={"number": number} if kind is EventType.ACTIVITY_STARTED else result,
+                    )
+                    await process.appender.append(channel, event)
+
+        started = time.perf_counter()
+        await asyncio.gather(*(write(f"{name}-{number}") for number in range(runs)))
+        rate = runs * steps / (time.perf_counter() - started)
+        return {"steps": [rate], "documents": [2 * rate]}
 
     async def at_once_by_runner(self, *, runs: int, steps: int, characters: int) -> Samples:
         """Such runs, submitted by a client and executed by a runner, until the client has seen the last one's end."""
