@@ -110,6 +110,9 @@ async def test_what_needs_more_than_the_plain_claim_is_claimed_apart(case: str, 
         await claims.release(connection, taken)
     claimed = await claims.claim(connection, run_id, "p2")
     assert (claimed.head.fence, claimed.seq, claimed.head.is_cancel_requested) == (2, 5, case == "cancel")
+    if case == "cancel":
+        await runs.end_stopped(connection, claimed)
+        assert (await heads.get(connection, run_id)).status is RunStatus.CANCELLED
 
 
 async def test_the_same_answers_again_begin_nothing(connection: Connection, appender: Appender, run_id: str) -> None:
