@@ -4,98 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pymongo
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.types import Command, interrupt
-from pymongo import AsyncMongoClient
 
 from mongo_durable import App, DurableClient, RetryPolicy
 from mongo_durable.errors import ActivityFailed, NondeterminismError, RunFailed, Superseded
 from mongo_durable.store import failpoints
 from mongo_durable.store.failpoints import FailPoint
-from tests.crash.worker import ScriptedModel
-from tests.engine.workflows import Commands, State, one_node, until
-
-CONFIG: Any = {"configurable": {"thread_id": "desk"}}
-
-
-@pytest.fixture(autouse=True)
-def _no_handler_left() -> Iterator[None]:
-    yield
-    failpoints.handler = None
-
-
-@pytest.fixture
-def commands() -> Commands:
-    """What the app's client sent."""
-    return Commands()
-
-
-@pytest.fixture
-async def new_app(mongo_uri: str, database: str, commands: Commands) -> AsyncIterator[Callable[[], App]]:
-    """Apps as of different processes, all through one client that is listened to."""
-    made: list[App] = []
-    async with AsyncMongoClient(mongo_uri, event_listeners=[commands]) as client:
-
-        def make() -> App:
-            made.append(App("replayed", client=client, database=database))
-            return made[-1]
-
-        yield make
-        for app in made:
-            await app.aclose()
-
-
-@pytest.fixture
-async def operator(mongo_uri: str, database: str) -> AsyncIterator[DurableClient]:
-    """Somebody who looks at runs and retries them."""
-    async with DurableClient(mongo_uri, database=database) as client:
-        yield client
-
-
-class Purchase:
-    """A workflow of one node with a model call, a tool call and ten activities. It can be broken at its end."""
-
-    def __init__(self, app: App, *, is_broken: bool = False) -> None:
-        self.app = app
-        self.ran: Counter[str] = Counter()
-        ran = self.ran
-
-        class CountedModel(ScriptedModel):
-            def _generate(self, *args: Any, **options: Any) -> Any:
-                ran["model"] += 1
-                return super()._generate(*args, **options)
-
-        model = app.llm(CountedModel(script=[AIMessage("go on")]))
-
-        @app.tool
-        async def pay(amount: int) -> str:
-            """Pay."""
-            ran["pay"] += 1
-            return f"paid {amount}"
-
-        @app.activity
-        async def count(number: int) -> int:
-            ran["count"] += 1
-            return number + 1
-
-        async def node(state: State) -> dict[str, Any]:
-            said = await model.ainvoke([HumanMessage("may I?")])
-            paid = await pay.ainvoke({"amount": 7})
-            number = 0
-            for _ in range(10):
-                number = await count(number)
-            if is_broken:
-                raise ValueError("broken")
-            return {"seen": [said.content, paid, number]}
-
-        one_node(app, node)
-
+from tests.engine.workflows import CONFIG, Commands, Purchase, State, one_node, until
 
 ONCE = {"model": 1, "pay": 1, "count": 10}
 SEEN = ["go on", "paid 7", 10]
@@ -375,79 +296,7 @@ async def test_a_failed_run_says_why(new_app: Callable[[], App], operator: Durab
         run.result()
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_what_an_effect_costs(new_app: Callable[[], App], commands: Commands) -> None:
-    """A tool call is two inserts, a model call at most two: nobody waits for its start (I4)."""
-    purchase = Purchase(new_app())
-    await purchase.app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
-    of = {
-        kind: [[event["type"] for event in events if event.get("kind") == kind] for events in commands.inserts()]
-        for kind in ("TOOL", "LLM", "ACTIVITY")
-    }
-    assert [each for each in of["TOOL"] if each] == [["activity.started"], ["activity.completed"]]
-    assert [kind for each in of["LLM"] for kind in each] == ["activity.started", "activity.completed"]
-    assert len([each for each in of["ACTIVITY"] if each]) == 20
-    # Nothing of the run's head is written for an effect: its turn at submission, its end.
-    assert commands.counted()["findAndModify", "runs"] == 2
-    assert commands.counted()["update", "runs"] == 0
-
-
-async def test_what_a_claim_costs(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:
-    """A claim is one compare-and-set of the head, one read of the history, which the attempt does not repeat, and one insert."""
-    app = new_app()
-
-    async def node(state: State) -> dict[str, Any]:
-        return {"seen": []}
-
-    one_node(app, node).graph()
-    await operator.submit("replayed", {"value": 1}, thread_id="desk", run_id="po-17")
-    await app.ainvoke({"value": 1}, {"configurable": {"thread_id": "other"}})  # so that the process has its lease
-    commands.sent.clear()
-    claimed: Counter[tuple[str, str]] = Counter()
-
-    async def look(point: FailPoint) -> None:
-        if point is FailPoint.CLAIM_HEAD_BEFORE:
-            commands.sent.clear()
-        if point is FailPoint.CLAIM_EVENT_AFTER:
-            # The change stream's aggregation on `runs` opens whenever it likes.
-            counted = {key: number for key, number in commands.counted().items() if key[1] in ("runs", "activity_events") and key[0] != "aggregate"}
-            claimed.update(counted)
-
-    failpoints.handler = look
-    await app.ainvoke(None, CONFIG, run_id="po-17")
-    assert claimed == {("findAndModify", "runs"): 1, ("find", "activity_events"): 1, ("insert", "activity_events"): 1}
-    assert commands.counted()["find", "activity_events"] == 1
-
-
-async def test_what_an_answer_costs_until_its_node_goes_on(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:
-    """In the process that executes the run, an answer is one read, one transaction that begins the attempt too, and one read of the history."""
-    app = new_app()
-
-    async def node(state: State) -> dict[str, Any]:
-        answer = interrupt("may I?")
-        # The change stream's commands come whenever they like.
-        sent.append(Counter({key: number for key, number in commands.counted().items() if key[0] not in ("aggregate", "getMore")}))
-        return {"seen": [answer]}
-
-    sent: list[Counter[tuple[str, str]]] = []
-    one_node(app, node)
-    await app.ainvoke({"value": 1}, CONFIG, run_id="po-17")
-    commands.sent.clear()
-    assert (await app.ainvoke(Command(resume="yes"), CONFIG))["seen"] == ["yes"]
-    (until_then,) = sent
-    until_then.pop(("commitTransaction", "1"))
-    assert until_then == {
-        ("findAndModify", "runs"): 1,
-        ("update", "frontiers"): 1,
-        ("insert", "resolutions"): 1,
-        ("insert", "activity_events"): 1,
-        ("find", "activity_events"): 1,
-    }
-    assert len(commands.of("aggregate", "threads")) == 1
-    started = [event.fence for event in await operator.history("po-17") if event.type == "attempt.started"]
-    assert started == [1, 2]
+# -- answers in the process that executes the run ------------------------------------------------------------------------------------------
 
 
 async def test_a_process_without_a_lease_answers_first(new_app: Callable[[], App], commands: Commands, operator: DurableClient) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypedDict
 
 import bson
+from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, StateGraph
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 from mongo_durable import App
+from tests.crash.worker import ScriptedModel
 
 PATIENCE_S = 60.0
+CONFIG: Any = {"configurable": {"thread_id": "desk"}}
 
 
 class State(TypedDict, total=False):
@@ -51,6 +54,45 @@ async def until_known(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not await condition():  # noqa: ASYNC110 - likewise
             await asyncio.sleep(0.01)
+
+
+class Purchase:
+    """A workflow of one node with a model call, a tool call and ten activities. It can be broken at its end."""
+
+    def __init__(self, app: App, *, is_broken: bool = False) -> None:
+        self.app = app
+        self.ran: Counter[str] = Counter()
+        ran = self.ran
+
+        class CountedModel(ScriptedModel):
+            def _generate(self, *args: Any, **options: Any) -> Any:
+                ran["model"] += 1
+                return super()._generate(*args, **options)
+
+        model = app.llm(CountedModel(script=[AIMessage("go on")]))
+
+        @app.tool
+        async def pay(amount: int) -> str:
+            """Pay."""
+            ran["pay"] += 1
+            return f"paid {amount}"
+
+        @app.activity
+        async def count(number: int) -> int:
+            ran["count"] += 1
+            return number + 1
+
+        async def node(state: State) -> dict[str, Any]:
+            said = await model.ainvoke([HumanMessage("may I?")])
+            paid = await pay.ainvoke({"amount": 7})
+            number = 0
+            for _ in range(10):
+                number = await count(number)
+            if is_broken:
+                raise ValueError("broken")
+            return {"seen": [said.content, paid, number]}
+
+        one_node(app, node)
 
 
 class Commands(CommandListener):
