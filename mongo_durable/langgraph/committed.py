@@ -19,6 +19,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from mongo_durable.errors import NotJsonSafe
 from mongo_durable.langgraph.codec import Codec
+from mongo_durable.langgraph.copies import AsKept
 from mongo_durable.store.runs import ThreadState
 
 
@@ -33,7 +34,7 @@ def committed_state(saver: InMemorySaver, thread_id: str, codec: Codec) -> Threa
     Raises:
         NotJsonSafe: The state holds a type that would not be read back.
     """
-    saved = saver.get_tuple(root_config(thread_id))
+    saved = _uncopied(saver).get_tuple(root_config(thread_id))
     if saved is None:
         return None
     serde = _serde(codec)
@@ -63,6 +64,13 @@ def seed(saver: InMemorySaver, thread_id: str, state: ThreadState, codec: Codec)
     checkpoint["channel_values"] = {name: _given_back(kept, codec) for name, kept in checkpoint["channel_values"].items()}
     # The plain saver's put: a scratch saver would take this for a step of the new run.
     InMemorySaver.put(saver, root_config(thread_id), checkpoint, stored["metadata"], checkpoint["channel_versions"])
+
+
+def _uncopied(saver: InMemorySaver) -> InMemorySaver:
+    """The same checkpoints, given out as they are kept: to be read only."""
+    view = InMemorySaver(serde=AsKept())
+    view.storage, view.writes, view.blobs = saver.storage, saver.writes, saver.blobs
+    return view
 
 
 def _kept(value: Any, codec: Codec) -> dict[str, Any]:

@@ -26,6 +26,14 @@ class Copies:
         return copied(data[1])
 
 
+class AsKept(Copies):
+    """For a reader that changes nothing."""
+
+    def loads_typed(self, data: tuple[str, Any]) -> Any:
+        """What was kept itself."""
+        return data[1]
+
+
 def copied(value: Any) -> Any:
     """A copy in which nothing mutable is shared, except objects that cannot be copied (a lock, a connection): scratch may hold those."""
     kind = type(value)

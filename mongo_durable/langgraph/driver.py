@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.callbacks import GraphInterruptEvent
 from langgraph.pregel import Pregel
-from langgraph.types import Command, Interrupt
+from langgraph.types import Command, Interrupt, StateSnapshot
 
 from mongo_durable import telemetry
 from mongo_durable.engine.attempt import Answered, Attempt, Pending, Suspended
@@ -30,7 +31,7 @@ from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry, unusable_answer
 from mongo_durable.langgraph.redaction import Redact
-from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
+from mongo_durable.langgraph.scope import ROOT_MARK_KEY, InterruptWatch, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
 from mongo_durable.protocol.events import EventType
@@ -67,6 +68,22 @@ class _GoOn:
     command: Command[Any] | None
 
 
+class _RestWatch(InterruptWatch):
+    """Knows as well whether any graph of the pass has stopped before its end."""
+
+    # LangChain would make a task of the loop of every event, for a handler that ignores almost all of them.
+    run_inline = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_stopped = False
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        """A graph has stopped: on interrupts, or before or after a node, where it was told to."""
+        super().on_interrupt(event)
+        self.has_stopped = True
+
+
 class Driver:
     """One attempt's run of a graph.
 
@@ -92,6 +109,7 @@ class Driver:
     ) -> None:
         self.attempt = attempt
         self.session = Session(attempt, redact)
+        self._watch = self.session.watch = _RestWatch()
         self._codec = codec
         self._saver = self.session.root.saver
         self._graph = graph.copy({"checkpointer": self._saver})
@@ -103,7 +121,7 @@ class Driver:
             ROOT_MARK_KEY: self.session.root.mark,
         }
         self.config: RunnableConfig = {**(local or {}), "configurable": configurable}
-        self.config["callbacks"] = with_handler(self.config.get("callbacks"), self.session.watch)
+        self.config["callbacks"] = with_handler(self.config.get("callbacks"), self._watch)
         if settings.get("recursion_limit") is not None:
             self.config["recursion_limit"] = settings["recursion_limit"]
         self._context = settings.get("context")
@@ -135,20 +153,25 @@ class Driver:
         enter_session(self.session)
         given = self.first_input()
         while True:
-            self.session.pending.clear()
-            self.session.timers.clear()
+            self._begin_pass()
             if self._filter is None or emit is None:
                 output = await self._graph.ainvoke(given, self.config, context=self._context, durability="sync")
             else:
                 output = await self._stream_pass_async(given, self._filter, emit)
             await self.session.settle_async()
-            decision = await self.rest(await self._graph.aget_state(self.config, subgraphs=True), output)
+            snapshot = await self._graph.aget_state(self.config, subgraphs=True) if self._watch.has_stopped else None
+            decision = await self.rest(snapshot, output)
             if not isinstance(decision, _GoOn):
                 for chunk in self._last_chunks(decision):
                     if emit is not None:
                         emit(chunk)
                 return decision
             given = decision.command
+
+    def _begin_pass(self) -> None:
+        self.session.pending.clear()
+        self.session.timers.clear()
+        self._watch.has_stopped = False
 
     async def _stream_pass_async(self, given: Any, chunks: StreamFilter, emit: Callable[[Any], None]) -> Any:
         chunks.begin_pass()
@@ -186,8 +209,7 @@ class Driver:
         enter_session(self.session)
         given = self.first_input()
         while True:
-            self.session.pending.clear()
-            self.session.timers.clear()
+            self._begin_pass()
             if self._filter is None:
                 output = self._graph.invoke(given, self.config, context=self._context, durability="sync")
             else:
@@ -196,7 +218,7 @@ class Driver:
                     yield from self._filter.take(_whole(chunk))
                 output = self._filter.output
             self.session.settle()
-            snapshot = self._graph.get_state(self.config, subgraphs=True)
+            snapshot = self._graph.get_state(self.config, subgraphs=True) if self._watch.has_stopped else None
             decision = await_on_loop(self.attempt.loop, self.rest(snapshot, output), "the durable driver")
             if not isinstance(decision, _GoOn):
                 yield from self._last_chunks(decision)
@@ -211,11 +233,15 @@ class Driver:
         if self._request is not None and isinstance(reached, AtFrontier):
             yield from self._request.at_rest(reached.output)
 
-    async def rest(self, snapshot: Any, output: Any) -> Ended | AtFrontier | Asleep | _GoOn:
-        """The graph has come to rest: what now?"""
+    async def rest(self, snapshot: StateSnapshot | None, output: Any) -> Ended | AtFrontier | Asleep | _GoOn:
+        """The graph has come to rest: what now?
+
+        Args:
+            snapshot: Its state; None if no graph has stopped, so that nothing pends.
+        """
         attempt, root = self.attempt, self.session.root
         attempt.check()
-        interrupts = native_interrupts(snapshot)
+        interrupts = native_interrupts(snapshot) if snapshot is not None else []
         native = [each for each in interrupts if not is_marker(each.id)]
         pending: dict[Position, Pending] = dict(self.session.pending)
         timers = dict(self.session.timers)
@@ -236,7 +262,7 @@ class Driver:
         if timers and not pending:
             return await self._sleep(timers)
         if not pending:
-            if snapshot.next:
+            if snapshot is not None and snapshot.next:
                 raise self._refuse(f"the graph stopped before {', '.join(snapshot.next)} without an interrupt")
             return await self._end(output)
         reached = await attempt.rest(pending)

@@ -6,15 +6,16 @@ what is raised in `put`, under durability "sync", comes out before the next step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 
 from mongo_durable.errors import DurableError
+from mongo_durable.langgraph.committed import root_config
 from mongo_durable.langgraph.control import DurableSignal, is_marker
 from mongo_durable.langgraph.copies import Copies
 from mongo_durable.langgraph.crossing import call_on_loop
@@ -46,6 +47,17 @@ class ScratchSaver(InMemorySaver):
     def with_allowlist(self, extra_allowlist: Any) -> ScratchSaver:
         """This saver itself: LANGGRAPH_STRICT_MSGPACK would otherwise copy it, and the copy's state would diverge."""
         return self
+
+    def begin(self, thread_id: str, triggers: Iterable[str]) -> None:
+        """Let the graph of an isolated body begin behind step 0, as if it had taken its input there and written to these channels."""
+        checkpoint: Checkpoint = {
+            **empty_checkpoint(),
+            "channel_values": dict.fromkeys(triggers),
+            "channel_versions": dict.fromkeys(triggers, self.get_next_version(None, None)),
+        }
+        self._steps[checkpoint["id"]] = 0
+        # The plain saver's put: nothing has run yet that could be refused.
+        super().put(root_config(thread_id), checkpoint, {"source": "loop", "step": 0, "parents": {}}, checkpoint["channel_versions"])
 
     def step_of(self, checkpoint_id: str) -> int:
         """LangGraph's step of a checkpoint. The input checkpoint's `put` is not awaited before the first task, so an unknown one is the input's."""

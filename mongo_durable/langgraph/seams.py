@@ -14,10 +14,16 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base.id import UUID
 from langgraph.errors import is_invalid_resume as is_invalid_resume
-from langgraph.runtime import get_runtime
+from langgraph.runtime import Runtime, get_runtime
 
 STRICT_RESUME_KEY = "__pregel_strict_resume"
 """In `configurable`: a resume map with an unknown, stale or missing id raises instead of being ignored (langgraph._internal._constants)."""
+
+RESUMING_KEY = "__pregel_resuming"
+"""In `configurable`: whether a run without input goes on after a rest, which child graphs and callbacks then hear of; if not, it begins."""
+
+RUNTIME_KEY = "__pregel_runtime"
+"""In `configurable`: the runtime that the graph's own is merged with; see `Writing`."""
 
 TASKS_CHANNEL = "__pregel_tasks"
 INTERRUPT_CHANNEL = "__interrupt__"
@@ -51,6 +57,17 @@ def step_checkpoint_time() -> float | None:
     except ValueError:
         return None
     return made.time / 1e7 + _UUID_EPOCH_S if made is not None and made.version == 6 else None
+
+
+class Writing(Runtime[Any]):
+    """A runtime, given to a graph in its configuration, whose stream writer the graph takes over; its child graphs do not.
+
+    LangGraph's own way to hear what a graph writes, streaming it, costs tasks of the loop, and hangs in a synchronous graph with max_concurrency=1.
+    """
+
+    def merge(self, other: Runtime[Any]) -> Runtime[Any]:
+        """The runtime of the graph's tasks, of which LangGraph makes plain ones."""
+        return super().merge(other).override(stream_writer=self.stream_writer)
 
 
 def current_task_path(config: RunnableConfig) -> TaskPath | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from langchain_core.tools import tool
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.callbacks import GraphCallbackHandler, GraphResumeEvent
+from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.config import get_config
+from langgraph.config import get_config, get_stream_writer
 from langgraph.errors import UnknownInterruptError
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
@@ -23,8 +24,11 @@ from mongo_durable.langgraph.seams import (
     PULL,
     PUSH,
     RESUME_CHANNEL,
+    RESUMING_KEY,
+    RUNTIME_KEY,
     STRICT_RESUME_KEY,
     TASKS_CHANNEL,
+    Writing,
     current_task_path,
     is_call,
     is_invalid_resume,
@@ -304,6 +308,64 @@ def test_the_steps_of_a_fresh_thread(invoke: Any) -> None:
     saver = Listening()
     invoke(_asking().compile(checkpointer=saver), {"lines": []})
     assert [(each[2], each[3]) for each in saver.log if each[0] == "put"] == [(-1, "input"), (0, "loop")]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_run_without_input_may_begin(invoke: Any, is_told: bool) -> None:
+    """Without input, a graph runs what is next by its checkpoint, as the step after it; told that this is no resume, it tells nobody of one."""
+    ran: list[Any] = []
+
+    class Resumes(GraphCallbackHandler):
+        def on_resume(self, event: GraphResumeEvent) -> None:
+            ran.append("resume")
+
+    def step(state: State) -> State:
+        ran.append((get_config()["metadata"]["langgraph_step"], current_task_path(get_config())))
+        return {"lines": ["done"]}
+
+    graph = StateGraph(State)
+    graph.add_node("step", step)
+    graph.add_edge(START, "step")
+    saver = InMemorySaver()
+    compiled = graph.compile(checkpointer=saver)
+    triggers = compiled.nodes["step"].triggers
+    versions = dict.fromkeys(triggers, saver.get_next_version(None, None))
+    checkpoint: Any = {**empty_checkpoint(), "channel_values": dict.fromkeys(triggers), "channel_versions": versions}
+    saver.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, checkpoint, {"source": "loop", "step": 0, "parents": {}}, versions)
+    told: Any = {RESUMING_KEY: False} if is_told else {}
+    assert invoke(compiled, None, {"configurable": {"thread_id": "t", **told}, "callbacks": [Resumes()]}) == {"lines": ["done"]}
+    assert ran == [*([] if is_told else ["resume"]), (1, (PULL, "step"))]
+
+
+def test_what_a_graph_writes_can_be_taken(invoke: Any) -> None:
+    """The tasks of a graph that is given a `Writing` runtime write to it, whatever is streamed; those of its child graphs do not."""
+    written: list[Any] = []
+
+    @task
+    def below(number: int) -> None:
+        get_stream_writer()(f"task {number}")
+
+    def leaf(state: State) -> State:
+        get_stream_writer()("child")
+        return {}
+
+    inner = StateGraph(State)
+    inner.add_node("leaf", leaf)
+    inner.add_edge(START, "leaf")
+    child = inner.compile()
+
+    def step(state: State) -> State:
+        get_stream_writer()("node")
+        below(1).result()
+        child.invoke({"lines": []})
+        return {}
+
+    graph = StateGraph(State)
+    graph.add_node("step", step)
+    graph.add_edge(START, "step")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    invoke(compiled, {"lines": []}, {"configurable": {"thread_id": "t", RUNTIME_KEY: Writing(stream_writer=written.append)}})
+    assert written == ["node", "task 1"]
 
 
 def test_an_invalid_answer_is_told_apart() -> None:

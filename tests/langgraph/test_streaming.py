@@ -90,6 +90,51 @@ async def test_values_go_on_where_the_last_stream_ended(mongo_uri: str, database
 
 
 @pytest.mark.parametrize("is_sync", [False, True])
+async def test_what_a_tool_writes(mongo_uri: str, database: str, is_sync: bool) -> None:
+    """What the body of a durable tool writes comes from the graph that calls the tool; what a child graph in it writes does not come out."""
+    app = App("streams", uri=mongo_uri, database=database, sync=is_sync)
+
+    def leaf(_: State) -> State:
+        get_stream_writer()("below")
+        return {"said": []}
+
+    @app.tool
+    def shout(word: str) -> str:
+        """Say it aloud."""
+        get_stream_writer()(word)
+        inner = StateGraph(State)
+        inner.add_node("leaf", leaf)
+        inner.add_edge(START, "leaf")
+        inner.compile().invoke({"said": []})
+        get_stream_writer()(interrupt("louder?"))
+        return word
+
+    def calls(_: State) -> State:
+        return {"said": [shout.invoke({"word": "hey"})]}
+
+    async def calls_async(_: State) -> State:
+        return {"said": [await shout.ainvoke({"word": "hey"})]}
+
+    @app.entrypoint
+    def build() -> StateGraph[Any]:
+        child = StateGraph(State)
+        child.add_node("calls", calls if is_sync else calls_async)
+        child.add_edge(START, "calls")
+        graph = StateGraph(State)
+        graph.add_node("child", child.compile())
+        graph.add_edge(START, "child")
+        return graph
+
+    async def written(given: Any) -> list[Any]:
+        chunks = await collect(app, given, stream_mode=["custom"], subgraphs=True)
+        return [(*(name.partition(":")[0] for name in namespace), payload) for namespace, _, payload in chunks]
+
+    assert await written({"said": []}) == [("child", "hey")]
+    # A body that is run again writes again: up to the question, and then with its answer.
+    assert await written(Command(resume="yes")) == [("child", "hey"), ("child", "hey"), ("child", "yes")]
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
 async def test_several_modes_and_child_graphs(mongo_uri: str, database: str, is_sync: bool) -> None:
     """Lists of modes and subgraphs=True have LangGraph's shape."""
     app = build_app(mongo_uri, database, is_sync=is_sync)
