@@ -99,6 +99,8 @@ class ActivityCall:
         input: Plain value, shown to people with the start; None where it would be stored again and again (a model's messages).
         parts: Short digests of the messages of a model call, so that a divergence can name the one that differs.
         is_start_awaited: Whether the start must be committed before the body runs (I4). Not for a model call, which may be paid twice.
+        is_checked_in_body: Whether the body begins with `check_before_body`, which waits for the start then: what is to be prepared for the body is
+            prepared meanwhile.
     """
 
     position: Position
@@ -109,6 +111,7 @@ class ActivityCall:
     on_unknown_outcome: OnUnknownOutcome
     parts: tuple[str, ...] = ()
     is_start_awaited: bool = True
+    is_checked_in_body: bool = False
     is_overlapped: bool = False
 
 
@@ -185,6 +188,7 @@ class Attempt:
         self._sink = sink
         self._reached: dict[int, set[str]] = {}
         self._unacknowledged: dict[str, asyncio.Future[int]] = {}
+        self._starting: dict[str, asyncio.Future[int]] = {}
         self._reserved: dict[str, int] = {}
         self._claimed_clock = lease_clock()
         self._sealed: int | None = None
@@ -275,7 +279,7 @@ class Attempt:
         return choose_ordinal(self.history, path, step, next_number, used, is_overlapping, kind, name, digest)
 
     async def start(self, call: ActivityCall) -> StartResult:
-        """Decide what becomes of an effect that the code has reached, and commit its start where the body may run.
+        """Decide what becomes of an effect that the code has reached, and record its start where the body may run.
 
         Raises:
             NondeterminismError: The history has something else here.
@@ -330,7 +334,9 @@ class Attempt:
             stored=stored_input,
             data=self._start_data(call),
         )
-        if call.is_start_awaited:
+        if call.is_start_awaited and call.is_checked_in_body:
+            self._starting[call.position.text] = acknowledged
+        elif call.is_start_awaited:
             await self._settled(acknowledged)
         # The acknowledgement proved the fence; the lease is checked as late as can be, because a stopped process may go on right here.
         self._check_lease()
@@ -376,13 +382,20 @@ class Attempt:
                     InvalidAnswer(f"at {call.position}: the answer is no verdict on whether it happened", activity_id=activity, errors=[])
                 )
 
-    async def check_before_body(self) -> None:
+    async def check_before_body(self, call: ActivityCall) -> None:
         """Something lies between `start` and a body: the body begins no more where the run, or the right to start effects, is lost meanwhile.
+
+        Where `start` has left it to this (`is_checked_in_body`), it waits for the start's commit.
 
         Raises:
             LeaseLost: This process may start no effect now.
             AttemptOver, StoreError: The attempt is over.
+
+        Invariants: I4.
         """
+        if (acknowledged := self._starting.get(call.position.text)) is not None:
+            await self._settled(acknowledged)
+            self._starting.pop(call.position.text, None)
         self.check()
         self._check_lease()
 

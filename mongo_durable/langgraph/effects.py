@@ -178,9 +178,14 @@ def start_effect(
     shown_input: Any = None,
     parts: Sequence[str] = (),
     tool_call_id: str | None = None,
+    is_checked_in_body: bool = False,
     happened: Callable[[Any], Any] = lambda result: result,
 ) -> Effect:
-    """Take the position of an effect. Call this where the body calls the effect, before anything is awaited."""
+    """Take the position of an effect. Call this where the body calls the effect, before anything is awaited.
+
+    Args:
+        is_checked_in_body: See `ActivityCall`: every body that is run for this effect begins with `check_before_body`.
+    """
     input_digest = digest(semantic_input)
     if session.redact is not None and shown_input is not None:
         shown_input = redacted(session.redact, codec, kind, name, shown_input)
@@ -194,6 +199,7 @@ def start_effect(
         parts=shorten(parts),
         on_unknown_outcome=policy.on_unknown_outcome,
         is_start_awaited=policy.is_start_awaited,
+        is_checked_in_body=is_checked_in_body,
         is_overlapped=is_overlapped,
     )
     return Effect(session=session, codec=codec, scope=scope, call=call, policy=policy, happened=happened)
@@ -337,7 +343,7 @@ async def check_before_body_async(effect: Effect) -> None:
         DurableSignal: The run, or the right to start effects, is lost meanwhile.
     """
     try:
-        await effect.session.attempt.check_before_body()
+        await effect.session.attempt.check_before_body(effect.call)
     except DurableError as error:
         raise DurableSignal(error) from None  # control flow, which no retry policy catches
 

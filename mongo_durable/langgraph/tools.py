@@ -162,6 +162,7 @@ class _Call:
             tool.policy,
             shown_input=_shown(tool.codec, shown),
             tool_call_id=self._id,
+            is_checked_in_body=True,
             happened=self._result_from_person,
         )
 
