@@ -9,8 +9,9 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.documents import Document
 from langchain_core.messages import (
@@ -32,6 +33,7 @@ from langchain_core.messages import (
 from langchain_core.tools import ToolException
 from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from mongo_durable.errors import OF_THE_CODE, ActivityFailed, ConfigurationError, DecryptionFailed, PayloadError
 from mongo_durable.protocol.values import Tagged, decode, encode
@@ -186,13 +188,31 @@ def _type_name(kind: type) -> str:
 def _set_fields(model: BaseModel) -> dict[str, Any]:
     """Fields that differ from their default, and extra ones: readable in mongosh, and no larger than needed."""
     fields: dict[str, Any] = {}
-    for name, info in type(model).model_fields.items():
-        if name == "type":
-            continue  # says nothing that the class does not say
+    for name, default in _defaults(type(model)):
         value = getattr(model, name)
-        if info.is_required() or value != info.get_default(call_default_factory=True, validated_data={}):
+        if default is None or value != default():
             fields[name] = value
     return fields | (model.__pydantic_extra__ or {})
+
+
+@functools.cache
+def _defaults(kind: type[BaseModel]) -> tuple[tuple[str, Callable[[], Any] | None], ...]:
+    """The fields of a LangChain class, each with what makes its default, or None if it has none.
+
+    Made once: Pydantic looks at the signature of a default's factory each time that it is asked for the default.
+    """
+
+    def default_of(info: FieldInfo) -> Callable[[], Any] | None:
+        if info.is_required():
+            return None
+        if info.default_factory is None:
+            return lambda: info.default
+        if info.default_factory_takes_validated_data:
+            return functools.partial(cast(Callable[[Any], Any], info.default_factory), {})
+        return cast(Callable[[], Any], info.default_factory)
+
+    # "type" says nothing that the class does not say.
+    return tuple((name, default_of(info)) for name, info in kind.model_fields.items() if name != "type")
 
 
 def _application_fields(value: object) -> object:
