@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.callbacks import GraphInterruptEvent
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
 
@@ -31,7 +30,7 @@ from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.messages import stamp
 from mongo_durable.langgraph.questions import delivered, native_interrupts, public_interrupts, question_entry, unusable_answer
 from mongo_durable.langgraph.redaction import Redact
-from mongo_durable.langgraph.scope import ROOT_MARK_KEY, InterruptWatch, Session, enter_session
+from mongo_durable.langgraph.scope import ROOT_MARK_KEY, Session, enter_session
 from mongo_durable.langgraph.seams import STRICT_RESUME_KEY, is_unsaved_child, with_handler
 from mongo_durable.langgraph.streaming import StreamFilter, StreamRequest
 from mongo_durable.protocol.events import EventType
@@ -68,22 +67,6 @@ class _GoOn:
     command: Command[Any] | None
 
 
-class _RestWatch(InterruptWatch):
-    """Knows as well whether any graph of the pass has stopped before its end."""
-
-    # LangChain would make a task of the loop of every event, for a handler that ignores almost all of them.
-    run_inline = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_stopped = False
-
-    def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """A graph has stopped: on interrupts, or before or after a node, where it was told to."""
-        super().on_interrupt(event)
-        self.has_stopped = True
-
-
 class Driver:
     """One attempt's run of a graph.
 
@@ -109,7 +92,6 @@ class Driver:
     ) -> None:
         self.attempt = attempt
         self.session = Session(attempt, redact)
-        self._watch = self.session.watch = _RestWatch()
         self._codec = codec
         self._saver = self.session.root.saver
         self._graph = graph.copy({"checkpointer": self._saver})
@@ -121,7 +103,7 @@ class Driver:
             ROOT_MARK_KEY: self.session.root.mark,
         }
         self.config: RunnableConfig = {**(local or {}), "configurable": configurable}
-        self.config["callbacks"] = with_handler(self.config.get("callbacks"), self._watch)
+        self.config["callbacks"] = with_handler(self.config.get("callbacks"), self.session.watch)
         if settings.get("recursion_limit") is not None:
             self.config["recursion_limit"] = settings["recursion_limit"]
         self._context = settings.get("context")
@@ -159,7 +141,7 @@ class Driver:
             else:
                 output = await self._stream_pass_async(given, self._filter, emit)
             await self.session.settle_async()
-            snapshot = await self._graph.aget_state(self.config, subgraphs=True) if self._watch.has_stopped else None
+            snapshot = await self._graph.aget_state(self.config, subgraphs=True) if self.session.watch.has_stopped else None
             decision = await self.rest(snapshot, output)
             if not isinstance(decision, _GoOn):
                 for chunk in self._last_chunks(decision):
@@ -171,7 +153,7 @@ class Driver:
     def _begin_pass(self) -> None:
         self.session.pending.clear()
         self.session.timers.clear()
-        self._watch.has_stopped = False
+        self.session.watch.has_stopped = False
 
     async def _stream_pass_async(self, given: Any, chunks: StreamFilter, emit: Callable[[Any], None]) -> Any:
         chunks.begin_pass()
@@ -218,7 +200,7 @@ class Driver:
                     yield from self._filter.take(_whole(chunk))
                 output = self._filter.output
             self.session.settle()
-            snapshot = self._graph.get_state(self.config, subgraphs=True) if self._watch.has_stopped else None
+            snapshot = self._graph.get_state(self.config, subgraphs=True) if self.session.watch.has_stopped else None
             decision = await_on_loop(self.attempt.loop, self.rest(snapshot, output), "the durable driver")
             if not isinstance(decision, _GoOn):
                 yield from self._last_chunks(decision)

@@ -295,16 +295,26 @@ def label(path: TaskPath) -> str:
 
 
 class InterruptWatch(GraphCallbackHandler):
-    """Sees every interrupt that ends a graph called in this run, also of graphs that do not use its scratch."""
+    """Sees every interrupt that ends a graph called in this run, also of graphs that do not use its scratch.
+
+    Attributes:
+        seen: Ids of the interrupts.
+        has_stopped: Whether any graph of this pass has stopped before its end.
+    """
+
+    # LangChain would make a task of the loop of every event, for a handler that ignores almost all of them.
+    run_inline = True
 
     ignore_llm = ignore_chain = ignore_agent = ignore_retriever = ignore_chat_model = ignore_custom_event = ignore_retry = True
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[str] = set()
+        self.has_stopped = False
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """A graph has stopped on interrupts."""
+        """A graph has stopped: on interrupts, or before or after a node, where it was told to."""
+        self.has_stopped = True
         self.seen.update(each.id for each in event.interrupts)
 
 

@@ -19,6 +19,7 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Command, Interrupt, RetryPolicy, Send, interrupt
 from pydantic import BaseModel, ValidationError
 
+from mongo_durable.langgraph.scope import InterruptWatch
 from mongo_durable.langgraph.seams import (
     INTERRUPT_CHANNEL,
     PULL,
@@ -366,6 +367,29 @@ def test_what_a_graph_writes_can_be_taken(invoke: Any) -> None:
     compiled = graph.compile(checkpointer=InMemorySaver())
     invoke(compiled, {"lines": []}, {"configurable": {"thread_id": "t", RUNTIME_KEY: Writing(stream_writer=written.append)}})
     assert written == ["node", "task 1"]
+
+
+@pytest.mark.parametrize("where", ["before", "after", "child"])
+def test_every_stop_of_a_graph_is_told(invoke: Any, where: str) -> None:
+    """A graph that stops before its end tells its callbacks, for whatever reason and in whatever graph: without that, nothing pends."""
+
+    def two(second: Any) -> StateGraph[State]:
+        graph = StateGraph(State)
+        graph.add_node("first", lambda _: {"lines": ["first"]})
+        graph.add_node("second", second)
+        graph.add_edge(START, "first")
+        graph.add_edge("first", "second")
+        return graph
+
+    pauses: Any = {"before": {"interrupt_before": ["second"]}, "after": {"interrupt_after": ["first"]}, "child": {}}
+    second: Any = two(lambda _: {}).compile(interrupt_before=["second"]) if where == "child" else lambda _: {}
+    watch = InterruptWatch()
+    graph = two(second).compile(InMemorySaver(), **pauses[where])
+    invoke(graph, {"lines": []}, {**CONFIG, "callbacks": [watch]})
+    assert watch.has_stopped
+    watch.has_stopped = False
+    invoke(two(lambda _: {}).compile(InMemorySaver()), {"lines": []}, {**CONFIG, "callbacks": [watch]})
+    assert not watch.has_stopped
 
 
 def test_an_invalid_answer_is_told_apart() -> None:
