@@ -67,10 +67,20 @@ def measure(name: str, value: float, /, unit: str = "s", **attributes: str) -> N
         _histogram(name, unit).record(value, attributes)
 
 
+_is_traced = False
+
+
+def look_for_tracer() -> None:
+    """Notice whether the process has a tracer by now: without one no spans are made. Called for each attempt, because looking takes longer than an
+    activity should."""
+    global _is_traced
+    # The API alone has a provider that records nothing, at some length.
+    _is_traced = IS_AVAILABLE and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
 def span(name: str, /, **attributes: str | int) -> AbstractContextManager[Any]:
     """What runs in it is one span, the current one in this context."""
-    # The API alone has a provider that records nothing, at some length.
-    if not IS_AVAILABLE or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    if not _is_traced:
         return nullcontext()
     described = {f"{_SCOPE}.{key}": value for key, value in attributes.items()}
     return _tracer().start_as_current_span(f"{_SCOPE}.{name}", attributes=described, record_exception=False)

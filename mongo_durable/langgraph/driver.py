@@ -185,6 +185,7 @@ class Driver:
 
     def _span(self) -> AbstractContextManager[None]:
         head = self.attempt.head
+        telemetry.look_for_tracer()
         return telemetry.span("attempt", workflow=head.workflow, version=head.version, run_id=head.run_id, fence=head.fence)
 
     def _drive(self) -> Generator[Any, None, Ended | AtFrontier | Asleep]:

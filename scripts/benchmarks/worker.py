@@ -5,6 +5,7 @@ each with `{"samples": {…}}` or `{"error": "…"}`. It ends when its input doe
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -35,6 +36,9 @@ async def main(name: str, addresses: Addresses, answers: IO[str]) -> None:
     # A thread that nobody waits for: the loop must be able to end while it reads.
     threading.Thread(target=read, daemon=True).start()
     contender = open_contender(name, addresses)
+    # What was imported stays: a full collection that looks at all of it would fall into the turn of whoever happens to cause it.
+    gc.collect()
+    gc.freeze()
     try:
         say({"samples": {}})
         while True:
