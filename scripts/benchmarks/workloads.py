@@ -83,6 +83,7 @@ def workloads(*, quick: bool) -> list[Workload]:
     return [
         *_recording(quick),
         *(_at_once(runs, (20 if runs < 256 else 10) if quick else 50, 1 if quick and runs == 256 else None) for runs in (1, 16, 64, 256)),
+        _events(64, 30 if quick else 100),
         *(_tools(calls) for calls in (1, 8, 32)),
         _graph(3 if quick else 10),
         *(_resolving(suspended, 10 if quick else 30) for suspended in (0, 1_000)),
@@ -146,11 +147,25 @@ def _at_once(runs: int, steps: int, rounds: int | None) -> Workload:
             Case(OURS, "at_once_by_runner", shape, "through a runner"),
             Case("dbos", "at_once", {"runs": runs, "steps": steps, "size": _TEXT}),
             Case("raw", "at_once", {"documents": documents, "batch": 64, "size": _DOCUMENT * 5 // 8}, "insert_many of 64"),
-            Case(OURS, "events_at_once", shape, "the appender alone"),
         ],
         [Series("steps", "steps/s"), Series("documents", "documents/s")],
         [Target("steps", 10, 2, is_at_most=False), Target("documents", 0.6, 3, is_at_most=False)] if runs == 64 else [],
         rounds,
+    )
+
+
+def _events(runs: int, steps: int) -> Workload:
+    shape = {"runs": runs, "steps": steps, "characters": _TEXT}
+    return Workload(
+        f"events-{runs}",
+        f"events of {runs} runs at once, {2 * steps} each, without graphs: the appender alone",
+        [
+            Case(OURS, "events_at_once", shape, "each is waited for"),
+            Case(OURS, "events_at_once", {**shape, "is_start_awaited": False}, "starts are not waited for"),
+            Case("raw", "at_once", {"documents": 2 * runs * steps, "batch": 64, "size": _DOCUMENT * 5 // 8}, "insert_many of 64"),
+        ],
+        [Series("documents", "documents/s")],
+        [Target("documents", 0.6, 2, is_at_most=False)],
     )
 
 
