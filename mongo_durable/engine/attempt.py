@@ -338,8 +338,7 @@ class Attempt:
             self._starting[call.position.text] = acknowledged
         elif call.is_start_awaited:
             await self._settled(acknowledged)
-        # The acknowledgement proved the fence; the lease is checked as late as can be, because a stopped process may go on right here.
-        self._check_lease()
+        self._check_lease()  # as late as can be, because a stopped process may go on right here; the acknowledgement, if any, proved the fence
         return Execute()
 
     def _start_data(self, call: ActivityCall) -> dict[str, Any]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mongo_durable.store import schema
+import tenacity
+
+from mongo_durable.errors import StoreError
+from mongo_durable.store import claims, schema
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection, Endpoint
 from mongo_durable.store.heartbeat import Heartbeat, Lease, acquire
 from mongo_durable.store.wakeups import Wakeups
+from mongo_durable.telemetry import about
 
 if TYPE_CHECKING:
     from mongo_durable.engine.attempt import Attempt
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_LEASE = timedelta(seconds=10)
 
@@ -39,6 +47,7 @@ class Process:
         self._heartbeat: Heartbeat | None = None
         self._appender: Appender | None = None
         self._lock = asyncio.Lock()
+        self._in_doubt: set[asyncio.Task[None]] = set()
 
     @property
     def appender(self) -> Appender:
@@ -74,8 +83,47 @@ class Process:
         """The lease, if this process has one under which work may be started now. Unlike `lease` this takes none, and waits for nothing."""
         return self._heartbeat.lease if self._heartbeat is not None and self._heartbeat.lease.is_valid else None
 
+    async def taking(self, run_id: str, lease: Lease, take: Awaitable[T]) -> T:
+        """Await what makes this process the attempt of a run. It is known as this process's (`running`) until the caller, to whom this returns, says
+        otherwise.
+
+        A caller that is cancelled, or that hears of no outcome, executes nothing, and nobody else would: this process lives, and the head names it.
+        So the run is given back, as soon as it is known to have been taken.
+        """
+        self.running[run_id] = None
+        taken = asyncio.ensure_future(take)
+        try:
+            return await asyncio.shield(taken)
+        except (asyncio.CancelledError, StoreError):
+            settling = asyncio.create_task(self._give_up(run_id, lease, taken))
+            self._in_doubt.add(settling)
+            settling.add_done_callback(self._in_doubt.discard)
+            raise
+        except BaseException:
+            self.running.pop(run_id, None)
+            raise
+
+    async def _give_up(self, run_id: str, lease: Lease, taken: asyncio.Future[Any]) -> None:
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(StoreError),
+            stop=lambda _: lease.is_lost,  # then the others know that they may take it
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        try:
+            await asyncio.wait([taken])
+            await retrying(claims.give_up, self.connection, run_id, lease.owner)
+        except StoreError as error:
+            log.warning("run %s may be left to the end of this process's lease: %s", run_id, error, extra=about(run_id))
+        finally:
+            taken.cancel()
+            self.running.pop(run_id, None)
+
     async def aclose(self) -> None:
         """Stop the heartbeat and tell the others that this process is gone. Its connection stays open."""
+        for task in self._in_doubt:
+            task.cancel()
+        await asyncio.gather(*self._in_doubt, return_exceptions=True)
         async with self._lock:
             heartbeat, self._heartbeat = self._heartbeat, None
             await self.wakeups.aclose()

@@ -113,13 +113,9 @@ async def resolve_and_claim(
             await frontiers.resolve(connection, frontier, answers, answerer)
             return None
         claimer = Claimer(owner=lease.owner, workflow=workflow, code_version=code_version)
-        claimed: Claim | None = None
-        process.running[run_id] = None
-        try:
-            claimed = await frontiers.resolve_and_claim(connection, frontier, answers, answerer, claimer)
-        finally:
-            if claimed is None:
-                process.running.pop(run_id, None)
+        claimed = await process.taking(run_id, lease, frontiers.resolve_and_claim(connection, frontier, answers, answerer, claimer))
+        if claimed is None:
+            process.running.pop(run_id, None)
         return claimed
 
 

@@ -1,6 +1,6 @@
 """The heart of every wrapper: run an effect once, durably, or give what was recorded.
 
-`run_effect` and `run_effect_async` are the two colours of one protocol; what they share is in `_Effect`.
+`run_effect` and `run_effect_async` are the two colours of one protocol; what they share is in `Effect`.
 """
 
 from __future__ import annotations

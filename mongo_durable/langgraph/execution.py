@@ -182,18 +182,14 @@ class Executor:
             # The same run is called twice in this process: it stays the other call's.
             await runs.submit(process.connection, submission, is_queued_when_busy=is_queued_when_busy)
             return await self._take(process, run, local, request)
-        process.running[run] = None
-        try:
-            accepted = await runs.submit(
-                process.connection,
-                submission,
-                owner=lease.owner,
-                code_version=self._app.code_version,
-                is_queued_when_busy=is_queued_when_busy,
-            )
-        except BaseException:
-            process.running.pop(run, None)
-            raise
+        submitted = runs.submit(
+            process.connection,
+            submission,
+            owner=lease.owner,
+            code_version=self._app.code_version,
+            is_queued_when_busy=is_queued_when_busy,
+        )
+        accepted = await process.taking(run, lease, submitted)
         if isinstance(accepted, Claim):
             return await self._go_on(process, accepted, local, request)
         process.running.pop(run, None)
@@ -326,10 +322,9 @@ class Executor:
         lease = await process.lease()
         if run_id in process.running:
             raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
-        process.running[run_id] = None
         served = {(self._app.name, self._app.version): self._app.code_version}
+        claimed = await process.taking(run_id, lease, claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=gone))
         try:
-            claimed = await claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=gone)
             return await self._begin(process, claimed, local, request)
         except BaseException:
             process.running.pop(run_id, None)

@@ -185,7 +185,8 @@ class Appender:
         return entry.acknowledged
 
     async def drain(self, channel: Channel) -> None:
-        """Wait until everything enqueued is acknowledged, and seal the channel: whoever takes the next seq in a transaction calls this first.
+        """Wait until everything enqueued is acknowledged, and seal the channel. Whoever takes the next seq in a transaction calls this or `hand_over`
+        first.
 
         Raises:
             DurableError: The channel has ended, so the attempt is over.
@@ -208,6 +209,7 @@ class Appender:
         if len(channel.queue) <= CARRIED_EVENTS and sum(entry.size for entry in channel.queue) <= CARRIED_BYTES:
             channel.carried.extend(channel.queue)
             channel.queue.clear()
+            self._lingering.discard(channel)
             if not channel.is_flying:
                 channel.idle.set()
         await self.drain(channel)
@@ -265,6 +267,8 @@ class Appender:
             raise AttemptOver(f"run {channel.run_id}: this attempt has come to its end and writes nothing more", run_id=channel.run_id)
 
     def _wake(self, channel: Channel) -> None:
+        if not channel.queue:
+            self._lingering.discard(channel)  # it has ended
         if not channel.is_flying and not channel.is_ready and channel.queue:
             channel.is_ready = True
             self._ready.append(channel)

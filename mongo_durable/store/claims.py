@@ -14,6 +14,7 @@ dead; a heartbeat cannot revive one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from mongo_durable.errors import DurableError, RunNotClaimable
+from mongo_durable.errors import DurableError, RunNotClaimable, StoreError
 from mongo_durable.protocol.events import ENDS, Event, EventType, RunStatus
 from mongo_durable.store.connection import Connection, Session
 from mongo_durable.store.documents import SCHEMA_VERSION, Document, RunHead, RunLimit, event_document, head_from
@@ -44,7 +45,7 @@ class Claim:
 
     Attributes:
         seq: Of this attempt's `attempt.started`; its own events follow.
-        documents: The whole history up to there, as it is stored, if the claim has read or written it. `history` takes it out.
+        documents: The whole history up to there, as it was read or is written, if the claim has it. `history` takes it out.
     """
 
     head: RunHead
@@ -90,7 +91,7 @@ async def claim(
 
     Raises:
         RunNotClaimable: Somebody else has it, or it waits or has ended.
-        StoreError: The history could not be read or written; the run is given back, and the head says why.
+        StoreError: The history could not be read or written; the run is given back if the store can be reached, and the head says why.
 
     Writes: `runs`, then `activity_events`; no transaction. Only after three lost races for the tail, a short one.
     Invariants: I1, I2.
@@ -102,7 +103,10 @@ async def claim(
     elif dead_owners:
         takeable.append({"status": RunStatus.RUNNING.value, "owner": {"$in": list(dead_owners)}})
     is_crashed = {"$and": [{"$eq": ["$status", RunStatus.RUNNING.value]}, not is_forced]}
-    crashes = {"$cond": [is_crashed, {"$add": [{"$ifNull": ["$crashes", 0]}, 1]}, 0]}
+    # An attempt that was held back has said nothing about those before it.
+    is_held_back = {"$ne": [{"$ifNull": ["$held_back", None]}, None]}
+    known = {"$ifNull": ["$crashes", 0]}
+    crashes = {"$cond": [is_crashed, {"$add": [known, 1]}, {"$cond": [is_held_back, known, 0]}]}
     change = {**_begun(owner, attempt), "crashes": crashes}
     expected: dict[str, Any] = {"_id": run_id, "$or": takeable, **_READABLE}
     if workflows is not None:
@@ -122,7 +126,8 @@ async def claim(
         raise RunNotClaimable(f"run {run_id} was claimed by another process at the same time", run_id=run_id) from None
     except DurableError as error:
         # Should the start land yet, it is one of an attempt that did nothing: the next claim's fence is higher, and stands behind it.
-        await _give_back(connection, head, None, f"{type(error).__name__}: {error}")
+        with suppress(StoreError):  # then it is for the process to give the run back, which knows from the first error that it may have it
+            await _give_back(connection, as_attempt(head), held_back=f"{type(error).__name__}: {error}")
         raise
     await reach(FailPoint.CLAIM_EVENT_AFTER)
     return Claim(head=head, owner=owner, attempt=attempt, seq=seq, documents=documents)
@@ -186,12 +191,8 @@ async def history(connection: Connection, claimed: Claim) -> list[Event]:
     return await from_documents(connection, run_id, documents)
 
 
-def as_attempt(claimed: Claim) -> dict[str, Any]:
-    """Filter: the run is this attempt's."""
-    return _as_attempt(claimed.head)
-
-
-def _as_attempt(head: RunHead) -> dict[str, Any]:
+def as_attempt(head: RunHead) -> dict[str, Any]:
+    """Filter: the run is still the attempt's that this head names."""
     return {"_id": head.run_id, "fence": head.fence, "status": RunStatus.RUNNING.value, "attempt": head.attempt}
 
 
@@ -203,10 +204,17 @@ async def release(connection: Connection, claimed: Claim, *, until: datetime | N
         until: Not before this time; None: at once.
         held_back: Why the run could not be executed. It then waits longer each time, up to a minute, and says why.
     """
-    await _give_back(connection, claimed.head, until, held_back)
+    await _give_back(connection, as_attempt(claimed.head), until, held_back)
 
 
-async def _give_back(connection: Connection, head: RunHead, until: datetime | None, held_back: str | None) -> None:
+@store_call
+async def give_up(connection: Connection, run_id: str, owner: str) -> None:
+    """Give a run back that this process executes nowhere and may have all the same: the answer to what took it did not arrive. Does nothing if it has
+    not."""
+    await _give_back(connection, {"_id": run_id, "status": RunStatus.RUNNING.value, "owner": owner})
+
+
+async def _give_back(connection: Connection, expected: Mapping[str, Any], until: datetime | None = None, held_back: str | None = None) -> None:
     available_at: Any = {"$literal": until} if until is not None else "$$NOW"
     change: Document = {**NOT_RUNNING, **NEWS, "status": RunStatus.READY.value, "held_back": {"$literal": held_back}}
     if held_back is not None:
@@ -216,7 +224,7 @@ async def _give_back(connection: Connection, head: RunHead, until: datetime | No
         change["troubles"] = {"$min": [{"$add": [troubles, 1]}, _MOST_TROUBLES]}
     await reach(FailPoint.RELEASE_BEFORE)
     try:
-        await move_head(connection, None, _as_attempt(head), {**change, "available_at": available_at})
+        await move_head(connection, None, expected, {**change, "available_at": available_at})
     except Lost:
         return
     await reach(FailPoint.RELEASE_AFTER)
@@ -281,7 +289,8 @@ async def _insert_started(connection: Connection, head: RunHead, code_version: s
         except DuplicateKeyError:
             continue
         except BulkWriteError as error:
-            if not is_duplicate(error):
+            # Without an error of the document there is one of the write concern: the next read says whether it stands.
+            if (error.details or {}).get("writeErrors") and not is_duplicate(error):
                 raise
     raise Lost
 

@@ -98,7 +98,7 @@ async def suspend(
         moved = await move_head(
             connection,
             session,
-            as_attempt(claimed),
+            as_attempt(claimed.head),
             {
                 **NOT_RUNNING,
                 "status": RunStatus.SUSPENDED.value,
@@ -131,7 +131,9 @@ async def suspend(
         # Lost, or mine already: the frontier that is there says which.
         stored = await connection.frontiers.find_one({"_id": document["_id"]})
         if stored is None or stored["attempt"] != claimed.attempt:
-            raise Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id) from None
+            superseded = Superseded(f"run {run_id}: attempt {head.fence} is no longer the run's attempt", run_id=run_id)
+            channel.end(superseded)
+            raise superseded from None
     channel.settle_carried()
     await reach(FailPoint.SUSPEND_AFTER)
     return await _from_document(connection, stored)

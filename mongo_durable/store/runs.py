@@ -298,7 +298,7 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
             "output": {"$literal": output},
             "error": {"$literal": error},
         }
-        await move_head(connection, session, as_attempt(claimed), change)
+        await move_head(connection, session, as_attempt(claimed.head), change)
         await reach(FailPoint.END_INSIDE)
         committed = {}
         if stored_state is not None:
@@ -322,7 +322,11 @@ async def end(connection: Connection, claimed: Claim, channel: Channel, ending: 
         )
 
     await reach(FailPoint.END_BEFORE)
-    await _as_owner(connection, claimed, body)
+    try:
+        await _as_owner(connection, claimed, body)
+    except Superseded as superseded:
+        channel.end(superseded)
+        raise
     channel.settle_carried()
     await reach(FailPoint.END_AFTER)
 

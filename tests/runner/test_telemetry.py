@@ -65,6 +65,19 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     meters.shutdown()
 
 
+async def test_a_tracer_is_noticed_by_the_next_attempt(mongo_uri: str, database: str, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tracer there are no spans; one that the application sets up later is used from the next attempt on."""
+    monkeypatch.setattr(telemetry, "_is_traced", False)
+    app = one_node(App("late", uri=mongo_uri, database=database), lambda state: {"value": state["value"]})
+    with monkeypatch.context() as before:
+        before.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
+        await app.ainvoke({"value": 1})
+    assert watch.spans.get_finished_spans() == ()
+    await app.ainvoke({"value": 2})
+    assert [span.name for span in watch.spans.get_finished_spans()] == ["mongo_durable.attempt"]
+    await app.aclose()
+
+
 def shop(app: App) -> App:
     """Two effects and a question between them."""
 

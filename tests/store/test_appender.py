@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from mongo_durable.errors import AttemptOver, CorruptHistory, PayloadError, PayloadTooLarge, StoreUnavailable, Superseded
+from mongo_durable.errors import AttemptOver, CommitUnknown, CorruptHistory, PayloadError, PayloadTooLarge, StoreUnavailable, Superseded
 from mongo_durable.protocol.events import Event, EventType
-from mongo_durable.store import frontiers, runs
+from mongo_durable.store import claims, failpoints, frontiers, runs
 from mongo_durable.store.appender import CARRIED_EVENTS, RUN_EVENTS_PER_FLIGHT, Appender
 from mongo_durable.store.connection import Connection
 from mongo_durable.store.events import read_history
+from mongo_durable.store.failpoints import FailPoint
 from mongo_durable.store.runs import Ending
 from tests.store.conftest import Commands
 from tests.support.attempts import Attempt, question
@@ -173,6 +174,7 @@ async def test_what_was_not_sent_goes_with_the_transaction_that_ends_the_run(
         attempt.started(4)
     await runs.end(connection, attempt.claim, attempt.channel, Ending(type=EventType.RUN_COMPLETED))
     assert [await each for each in carried] == [4, 5]
+    assert attempt.channel not in appender._lingering, "nothing is kept of an attempt that is over"
     assert commands.counted()["insert", "activity_events"] == 1
     assert [each.seq for each in await read_history(connection, run_id)] == [1, 2, 3, 4, 5, 6]
 
@@ -186,7 +188,7 @@ async def test_more_than_a_transaction_should_carry_is_sent_before_it(connection
     assert attempt.channel.carried == []
 
 
-async def test_what_a_lost_attempt_would_have_carried_is_never_acknowledged(connection: Connection, appender: Appender, run_id: str) -> None:
+async def test_what_a_lost_attempt_would_have_carried_fails(connection: Connection, appender: Appender, run_id: str) -> None:
     """A rival has the run: the transaction is refused, and nothing of it stands in the history."""
     attempt = await Attempt.submit(connection, appender, run_id)
     carried = attempt.started(1, is_awaited=False)
@@ -194,8 +196,71 @@ async def test_what_a_lost_attempt_would_have_carried_is_never_acknowledged(conn
     await connection.runs.update_one({"_id": run_id}, {"$inc": {"fence": 1}})
     with pytest.raises(Superseded):
         await frontiers.suspend(connection, attempt.claim, attempt.channel, [question(run_id, 1)])
-    assert not carried.done()
+    with pytest.raises(Superseded):
+        await carried
     assert [each.seq for each in await read_history(connection, run_id)] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["suspend", "end"])
+async def test_what_is_carried_is_acknowledged_once(
+    connection: Connection, appender: Appender, run_id: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction whose commit was not heard of is repeated, and what it carried stands in the history once."""
+    transaction, is_heard = connection.transaction, False
+
+    async def unheard(body: Any) -> Any:
+        done = await transaction(body)
+        if not is_heard:
+            raise CommitUnknown("the reply was lost")
+        return done
+
+    attempt = await Attempt.submit(connection, appender, run_id)
+    carried = [attempt.started(number, is_awaited=False) for number in (1, 2)]
+    await appender.hand_over(attempt.channel)
+
+    async def finish() -> None:
+        if kind == "suspend":
+            await frontiers.suspend(connection, attempt.claim, attempt.channel, [question(run_id, 1)])
+        else:
+            await runs.end(connection, attempt.claim, attempt.channel, Ending(type=EventType.RUN_COMPLETED))
+
+    monkeypatch.setattr(connection, "transaction", unheard)
+    with pytest.raises(CommitUnknown):
+        await finish()
+    assert not any(each.done() for each in carried)
+    is_heard = True
+    await finish()
+    assert [await each for each in carried] == [3, 4]
+    assert [each.seq for each in await read_history(connection, run_id)] == [1, 2, 3, 4, 5]
+
+
+async def test_an_attempt_that_loses_while_it_hands_over_carries_nothing(connection: Connection, appender: Appender, run_id: str) -> None:
+    """A flight is in the air, and a rival takes its seq: what was to follow is not acknowledged, and leaves no hole."""
+    attempt = await Attempt.submit(connection, appender, run_id)
+    is_flying, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(point: FailPoint) -> None:
+        if point is FailPoint.APPEND_BEFORE:
+            is_flying.set()
+            await go_on.wait()
+
+    failpoints.handler = look
+    try:
+        flying = attempt.started(1)
+        await is_flying.wait()
+        following = attempt.started(2, is_awaited=False)
+        handing_over = asyncio.create_task(appender.hand_over(attempt.channel))
+        await claims.claim(connection, run_id, "rival", is_forced=True)
+        go_on.set()
+        with pytest.raises(Superseded):
+            await handing_over
+    finally:
+        failpoints.handler = None
+    for each in (flying, following):
+        with pytest.raises(Superseded):
+            await each
+    assert attempt.channel.carried == []
+    assert [each.fence for each in await read_history(connection, run_id)] == [0, 1, 2]
 
 
 async def test_a_drained_channel_is_sealed(connection: Connection, appender: Appender, run_id: str) -> None:

@@ -116,6 +116,32 @@ async def test_a_claim_whose_history_cannot_be_read_gives_the_run_back(connectio
     assert (await claims.claim(connection, run_id, "p2")).head.fence == 2
 
 
+async def test_a_claim_whose_start_was_not_confirmed_looks_whether_it_stands(
+    connection: Connection, run_id: str, mongo_uri: str, appname: str
+) -> None:
+    """The server wrote the attempt's start and could not say that a majority has it: the next read, of what a majority has, says so."""
+    await submit(connection, run_id)
+    concern = {"code": 64, "errmsg": "waiting for replication timed out"}
+    with failing(mongo_uri, ["insert"], appname=appname, mode={"times": 1}, writeConcernError=concern) as strikes:
+        claimed = await claims.claim(connection, run_id, "p1")
+        assert strikes() == 1
+    assert (claimed.seq, claimed.head.fence) == (2, 1)
+    assert [each.type for each in await read_history(connection, run_id)] == [EventType.RUN_SUBMITTED, EventType.ATTEMPT_STARTED]
+
+
+async def test_what_was_held_back_says_nothing_of_crashes(connection: Connection, run_id: str, mongo_uri: str, appname: str) -> None:
+    """An attempt that could not be executed is between two crashes: they still follow one another."""
+    await submit(connection, run_id)
+    await claims.claim(connection, run_id, "dead")
+    with failing(mongo_uri, ["find"], appname=appname, mode={"times": 1}, errorCode=50), pytest.raises(StoreUnavailable):
+        await claims.claim(connection, run_id, "p1", dead_owners=["dead"])
+    await connection.runs.update_one({"_id": run_id}, [{"$set": {"available_at": "$$NOW"}}])
+    claimed = await claims.claim(connection, run_id, "p2")
+    assert claimed.head.crashes == 1
+    await claims.release(connection, claimed)
+    assert (await claims.claim(connection, run_id, "p3")).head.crashes == 0
+
+
 async def test_an_idle_sweep_is_few_commands(connection: Connection, run_id: str, commands: Commands) -> None:
     """Looking for work costs the same few commands whatever the number of runs."""
     workflow = f"workflow-{run_id}"

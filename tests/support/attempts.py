@@ -108,14 +108,14 @@ class Attempt:
         return future
 
     async def suspend(self, *entries: FrontierEntry, expires_in: timedelta | None = None) -> StoredFrontier:
-        """Drain, and suspend the run on these questions; one plain question if none is given."""
-        await self.appender.drain(self.channel)
+        """Hand over, and suspend the run on these questions; one plain question if none is given."""
+        await self.appender.hand_over(self.channel)
         asked = [replace(entry, expires_in=expires_in) for entry in entries or (question(self.run_id, 1),)]
         return await frontiers.suspend(self.connection, self.claim, self.channel, asked)
 
     async def end(self, kind: EventType = EventType.RUN_COMPLETED, output: Any = None, state: ThreadState | None = None) -> None:
-        """Drain, and end the run."""
-        await self.appender.drain(self.channel)
+        """Hand over, and end the run."""
+        await self.appender.hand_over(self.channel)
         error = {"type": "ValueError", "message": "no"} if kind in (EventType.RUN_FAILED, EventType.RUN_DIVERGED) else None
         await runs.end(self.connection, self.claim, self.channel, Ending(type=kind, output=output, error=error, thread_state=state))
 
@@ -138,5 +138,7 @@ def answers(frontier: StoredFrontier, value: Any = "yes") -> dict[str, Any]:
 
 
 async def settled(attempts: Iterable[Attempt]) -> None:
-    """Wait until every event that was sent is acknowledged or refused."""
-    await asyncio.gather(*(future for attempt in attempts for _, future in attempt.sent), return_exceptions=True)
+    """Wait until every event that was sent is acknowledged or refused. What an attempt carried into the transaction that it died in is neither."""
+    carried = {each.acknowledged for attempt in attempts for each in attempt.channel.carried}
+    sent = {future for attempt in attempts for _, future in attempt.sent}
+    await asyncio.gather(*(sent - carried), return_exceptions=True)
