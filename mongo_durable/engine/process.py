@@ -105,7 +105,7 @@ class Process:
 
     async def _give_up(self, run_id: str, lease: Lease, taken: asyncio.Future[Any]) -> None:
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(StoreError),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
             stop=lambda _: lease.is_lost,  # then the others know that they may take it
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
             reraise=True,
