@@ -110,7 +110,8 @@ class Effect:
 
     def _recorded(self, outcome: Event) -> Any:
         if outcome.type is EventType.ACTIVITY_COMPLETED:
-            return self.codec.decode(outcome.value)
+            value = outcome.value
+            return value if type(value) in _IMMUTABLE else self.codec.decode(value)
         raise self.codec.rebuild_error(outcome.error or {"type": "Exception", "message": "no error was recorded"})
 
     def _encode(self, value: Any) -> tuple[Any, Any]:
