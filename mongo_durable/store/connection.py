@@ -34,6 +34,7 @@ Document = dict[str, Any]
 MAJORITY = WriteConcern("majority")
 DEFAULT_DATABASE = "mongo_durable"
 _CODEC: CodecOptions[Document] = CodecOptions(document_class=dict, tz_aware=True, tzinfo=UTC)
+_WITHOUT_ZONES: CodecOptions[Document] = CodecOptions(document_class=dict)
 # What the user has set stands. With the last two, commands on a connection that died without a word fail after 15 seconds, not after the driver's 30.
 _OWN_CLIENT_OPTIONS: dict[str, Any] = {
     "appname": "mongo_durable",
@@ -136,6 +137,8 @@ class Connection:
         )
         self.runs = self.database["runs"]
         self.activity_events = self.database["activity_events"]
+        self.histories = self.database.get_collection("activity_events", codec_options=_WITHOUT_ZONES)
+        """The events, for reading many at once: the driver takes as long for the zone of a time as for the rest of an event. `event_from` adds it."""
         self.frontiers = self.database["frontiers"]
         self.resolutions = self.database["resolutions"]
         self.runners = self.database["runners"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from bson import ObjectId
@@ -74,6 +74,8 @@ def event_document(event: Event, event_id: ObjectId, cipher: Cipher | None = Non
 
 
 _WITH_VALUE = frozenset({EventType.RUN_SUBMITTED, EventType.RUN_COMPLETED, EventType.ACTIVITY_STARTED, EventType.ACTIVITY_COMPLETED})
+NOT_OF_AN_EVENT = {"path": 0, "ordinal": 0, "outcome": 0}
+"""Projection: without what stands in an event's document for queries and indexes only."""
 _EVENT_TYPES = {each.value: each for each in EventType}
 _KINDS = {each.value: each for each in ActivityKind}
 _COMMON = frozenset(
@@ -101,7 +103,7 @@ _COMMON = frozenset(
 
 
 def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Event:
-    """The event that `document` stands for.
+    """The event that `document` stands for. Times that were read without a zone are UTC.
 
     Raises:
         SchemaVersionMismatch: It is of a newer release.
@@ -116,7 +118,7 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
     except (KeyError, ValueError, TypeError, AttributeError):
         run_id, seq = document["run_id"], document["seq"]
         raise CorruptHistory(f"run {run_id}: event {seq} has a type, kind or position that there is not", run_id=run_id, seq=seq) from None
-    data = {} if document.keys() <= _COMMON else {name: value for name, value in document.items() if name not in _COMMON}
+    data = {} if document.keys() <= _COMMON else {name: _in_utc(value) for name, value in document.items() if name not in _COMMON}
     if event_type is EventType.STEP_COMMITTED:
         data["step"] = document["step"]
     error = document.get("error")
@@ -125,7 +127,7 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
         seq=document["seq"],
         fence=document["fence"],
         type=event_type,
-        at=document.get("at"),
+        at=_in_utc(document.get("at")),
         activity_id=document.get("activity_id"),
         position=position,
         kind=kind,
@@ -135,6 +137,17 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
         error=open_error(cipher, document["run_id"], error) if error is not None else None,
         data=data,
     )
+
+
+def _in_utc(value: Any) -> Any:
+    """A part of a document with the zone of its times."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    if isinstance(value, dict):
+        return {name: _in_utc(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_in_utc(each) for each in value]
+    return value
 
 
 def entry_document(entry: FrontierEntry, value: Any, default: Any) -> Document:

@@ -9,7 +9,7 @@ from typing import Any
 from mongo_durable.errors import CorruptHistory
 from mongo_durable.protocol.events import Event
 from mongo_durable.store.connection import Connection
-from mongo_durable.store.documents import Document, event_from
+from mongo_durable.store.documents import NOT_OF_AN_EVENT, Document, event_from
 from mongo_durable.store.faults import no_driver_errors, store_call
 from mongo_durable.store.payloads import assemble, bring_in
 from mongo_durable.store.sealing import require_open, sealed_error
@@ -36,11 +36,12 @@ async def read_history(connection: Connection, run_id: str, *, up_to: int | None
 
 
 async def read_documents(connection: Connection, run_id: str, *, up_to: int | None = None, after: int = 0) -> list[Document]:
-    """The same as it is stored, and unchecked."""
+    """The same as it is stored, unchecked, and its times without a zone. `event_from` understands them."""
     wanted: dict[str, Any] = {"run_id": run_id}
     if up_to is not None or after:
         wanted["seq"] = {"$gt": after, **({"$lte": up_to} if up_to is not None else {})}
-    documents: list[Document] = await connection.activity_events.find(wanted, batch_size=_ONE_BATCH).sort("seq", 1).to_list(None)
+    found = connection.histories.find(wanted, NOT_OF_AN_EVENT, batch_size=_ONE_BATCH).sort("seq", 1)
+    documents: list[Document] = await found.to_list(None)
     return documents
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, timedelta
 
 import pytest
 
@@ -23,7 +23,7 @@ from mongo_durable.protocol.history import fold
 from mongo_durable.store import claims, frontiers, heads, runs
 from mongo_durable.store.appender import Appender
 from mongo_durable.store.connection import Connection
-from mongo_durable.store.documents import Answerer
+from mongo_durable.store.documents import Answerer, event_from
 from mongo_durable.store.events import read_history
 from tests.support.attempts import Attempt, answers, question
 
@@ -161,3 +161,15 @@ async def test_open_frontiers_are_found_by_workflow_and_thread(connection: Conne
     assert await frontiers.open_frontiers(connection, workflow=workflow) == [first, second]
     assert await frontiers.open_frontiers(connection, thread_id=thread) == [second]
     assert await frontiers.open_frontiers(connection, workflow=workflow, limit=1) == [first]
+
+
+async def test_a_history_is_read_like_its_events(connection: Connection, appender: Appender, run_id: str) -> None:
+    """What is read at once, without zones and without what only queries need, says what each event says by itself: its times as well."""
+    attempt = await Attempt.submit(connection, appender, run_id)
+    await attempt.started(1)
+    await attempt.suspend(expires_in=timedelta(hours=1))
+    read = await read_history(connection, run_id)
+    alone = [event_from(document) async for document in connection.activity_events.find({"run_id": run_id}).sort("seq", 1)]
+    assert read == alone
+    assert {each.at.tzinfo for each in read if each.at is not None} == {UTC}
+    assert [entry["expires_at"].tzinfo for entry in read[-1].data["entries"]] == [UTC]
