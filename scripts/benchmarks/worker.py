@@ -11,11 +11,14 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from typing import IO
 
 from scripts.benchmarks.contenders import open_contender
 from scripts.benchmarks.servers import Addresses
+
+_CLEAN_UP_S = 20.0
 
 
 async def main(name: str, addresses: Addresses, answers: IO[str]) -> None:
@@ -28,6 +31,8 @@ async def main(name: str, addresses: Addresses, answers: IO[str]) -> None:
         for line in sys.stdin:
             loop.call_soon_threadsafe(requests.put_nowait, line)
         loop.call_soon_threadsafe(serving.cancel)
+        time.sleep(_CLEAN_UP_S)
+        os._exit(1)  # a contender that waits for a server which is gone would wait for ever (seen with DBOS)
 
     def say(answer: object) -> None:
         answers.write(json.dumps(answer) + "\n")
