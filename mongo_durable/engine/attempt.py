@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from mongo_durable import telemetry
-from mongo_durable.engine.policy import OnUnknownOutcome
+from mongo_durable.engine.policy import OnUnknownOutcome, store_retrying
 from mongo_durable.engine.process import Process
 from mongo_durable.engine.sink import Sink, StoreSink
 from mongo_durable.errors import AttemptOver, CancelRequested, DurableError, InvalidAnswer, LeaseLost, StoreError, UnknownOutcome
@@ -632,14 +632,8 @@ class Attempt:
         async def tried() -> T:
             return await call()
 
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
-            stop=tenacity.stop_after_delay(_STORE_PATIENCE_S),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
-            reraise=True,
-        )
         try:
-            return await retrying(tried)
+            return await store_retrying(tenacity.stop_after_delay(_STORE_PATIENCE_S))(tried)
         except (AttemptOver, StoreError) as failure:
             # It takes the place of a verdict: the run was not ended with that one, and is not this attempt's to end any more.
             self.failure = failure.with_run(self.run_id)

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import tenacity
 
-from mongo_durable.errors import ConfigurationError
+from mongo_durable.errors import ConfigurationError, StoreError
 
 T = TypeVar("T")
 
@@ -30,6 +30,16 @@ def is_queued(when_busy: str) -> bool:
     if when_busy not in ("refuse", "queue"):
         raise ConfigurationError(f'when_busy is "refuse" or "queue", not {when_busy!r}')
     return when_busy == "queue"
+
+
+def store_retrying(stop: Callable[[tenacity.RetryCallState], bool]) -> tenacity.AsyncRetrying:
+    """Repeats a call of the store that is safe to repeat, while the store is unavailable or its answers get lost; the last error is raised."""
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
+        stop=stop,
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+        reraise=True,
+    )
 
 
 def check_on_unknown_outcome(policy: str) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import tenacity
-
+from mongo_durable.engine.policy import store_retrying
 from mongo_durable.errors import StoreError
 from mongo_durable.store import claims, schema
 from mongo_durable.store.appender import Appender
@@ -84,8 +83,8 @@ class Process:
         return self._heartbeat.lease if self._heartbeat is not None and self._heartbeat.lease.is_valid else None
 
     async def taking(self, run_id: str, lease: Lease, take: Awaitable[T]) -> T:
-        """Await what makes this process the attempt of a run. It is known as this process's (`running`) until the caller, to whom this returns, says
-        otherwise.
+        """Await what makes this process the attempt of a run. Where that comes to a claim, the run is known as this process's (`running`) until the
+        caller says otherwise.
 
         A caller that is cancelled, or that hears of no outcome, executes nothing, and nobody else would: this process lives, and the head names it.
         So the run is given back, as soon as it is known to have been taken.
@@ -93,7 +92,7 @@ class Process:
         self.running[run_id] = None
         taken = asyncio.ensure_future(take)
         try:
-            return await asyncio.shield(taken)
+            outcome = await asyncio.shield(taken)
         except (asyncio.CancelledError, StoreError):
             settling = asyncio.create_task(self._give_up(run_id, lease, taken))
             self._in_doubt.add(settling)
@@ -102,14 +101,12 @@ class Process:
         except BaseException:
             self.running.pop(run_id, None)
             raise
+        if not isinstance(outcome, claims.Claim):
+            self.running.pop(run_id, None)
+        return outcome
 
     async def _give_up(self, run_id: str, lease: Lease, taken: asyncio.Future[Any]) -> None:
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda error: isinstance(error, StoreError) and error.retryable),
-            stop=lambda _: lease.is_lost,  # then the others know that they may take it
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
-            reraise=True,
-        )
+        retrying = store_retrying(lambda _: lease.is_lost)  # then the others know that they may take it
         try:
             await asyncio.wait([taken])
             await retrying(claims.give_up, self.connection, run_id, lease.owner)

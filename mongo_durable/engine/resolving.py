@@ -113,10 +113,7 @@ async def resolve_and_claim(
             await frontiers.resolve(connection, frontier, answers, answerer)
             return None
         claimer = Claimer(owner=lease.owner, workflow=workflow, code_version=code_version)
-        claimed = await process.taking(run_id, lease, frontiers.resolve_and_claim(connection, frontier, answers, answerer, claimer))
-        if claimed is None:
-            process.running.pop(run_id, None)
-        return claimed
+        return await process.taking(run_id, lease, frontiers.resolve_and_claim(connection, frontier, answers, answerer, claimer))
 
 
 async def resolve_once(

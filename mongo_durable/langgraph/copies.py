@@ -11,7 +11,8 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
-_ATOMS = (str, int, float, bool, bytes, type(None))
+ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types whose values are shared: nothing can change them."""
 
 
 class Copies:
@@ -37,7 +38,7 @@ class AsKept(Copies):
 def copied(value: Any) -> Any:
     """A copy in which nothing mutable is shared, except objects that cannot be copied (a lock, a connection): scratch may hold those."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return value
     if kind is list:
         return [copied(each) for each in value]
@@ -46,7 +47,7 @@ def copied(value: Any) -> Any:
     if kind is tuple:
         return tuple(copied(each) for each in value)
     if isinstance(value, BaseMessage):
-        fields = {name: copied(each) for name, each in vars(value).items() if type(each) not in _ATOMS}
+        fields = {name: copied(each) for name, each in vars(value).items() if type(each) not in ATOMS}
         return value.model_copy(update=fields)
     try:
         return copy.deepcopy(value)

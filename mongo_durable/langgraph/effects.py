@@ -21,6 +21,7 @@ from mongo_durable.engine.policy import OnUnknownOutcome, RetryPolicy
 from mongo_durable.errors import OF_THE_CODE, Draining, DurableError
 from mongo_durable.langgraph.codec import Codec
 from mongo_durable.langgraph.control import CONTROL_FLOW, DurableSignal, marker
+from mongo_durable.langgraph.copies import ATOMS
 from mongo_durable.langgraph.crossing import await_on_loop
 from mongo_durable.langgraph.current import CurrentActivity, set_current_activity
 from mongo_durable.langgraph.messages import stamp
@@ -33,8 +34,6 @@ from mongo_durable.protocol.identity import activity_id
 from mongo_durable.protocol.parts import shorten
 
 log = logging.getLogger(__name__)
-
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,12 +110,12 @@ class Effect:
     def _recorded(self, outcome: Event) -> Any:
         if outcome.type is EventType.ACTIVITY_COMPLETED:
             value = outcome.value
-            return value if type(value) in _IMMUTABLE else self.codec.decode(value)
+            return value if type(value) in ATOMS else self.codec.decode(value)
         raise self.codec.rebuild_error(outcome.error or {"type": "Exception", "message": "no error was recorded"})
 
     def _encode(self, value: Any) -> tuple[Any, Any]:
         """The plain value of a result, and the caller's own copy of it: what a replay would give, so that both see the same."""
-        if type(value) in _IMMUTABLE:
+        if type(value) in ATOMS:
             return self.codec.encode(value), value
         copy = self.codec.decode(self.codec.encode(value))
         stamp(copy, self.identity)

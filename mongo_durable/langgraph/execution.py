@@ -192,7 +192,6 @@ class Executor:
         accepted = await process.taking(run, lease, submitted)
         if isinstance(accepted, Claim):
             return await self._go_on(process, accepted, local, request)
-        process.running.pop(run, None)
         return await self._take(process, run, local, request)
 
     async def _answer(
@@ -213,13 +212,16 @@ class Executor:
 
     async def _go_on(self, process: Process, claimed: Claim, local: RunnableConfig, request: StreamRequest | None) -> Work | Any:
         """Be the attempt that began in the transaction which the call stood for."""
-        run = claimed.head.run_id
+        work = await self._begin_or_forget(process, claimed, local, request)
+        return work if work is not None else await self._take(process, claimed.head.run_id, local, request)
+
+    async def _begin_or_forget(self, process: Process, claimed: Claim, local: RunnableConfig, request: StreamRequest | None) -> Work | None:
+        """See `_begin`; where it fails, this process does not have the run any more."""
         try:
-            work = await self._begin(process, claimed, local, request)
+            return await self._begin(process, claimed, local, request)
         except BaseException:
-            process.running.pop(run, None)
+            process.running.pop(claimed.head.run_id, None)
             raise
-        return work if work is not None else await self._take(process, run, local, request)
 
     def _submission(
         self, run_id: str, graph_input: Any, thread_id: str, config: RunnableConfig | None = None, context: Any = None
@@ -324,11 +326,7 @@ class Executor:
             raise RunNotClaimable(f"run {run_id} is executed by this process already", run_id=run_id)
         served = {(self._app.name, self._app.version): self._app.code_version}
         claimed = await process.taking(run_id, lease, claim(process.connection, run_id, lease.owner, workflows=served, dead_owners=gone))
-        try:
-            return await self._begin(process, claimed, local, request)
-        except BaseException:
-            process.running.pop(run_id, None)
-            raise
+        return await self._begin_or_forget(process, claimed, local, request)
 
     async def _result(self, process: Process, head: RunHead) -> Any:
         """What a caller gets for a run that another process brought to its rest."""

@@ -204,8 +204,6 @@ class Appender:
         Raises:
             DurableError: The channel has ended, so the attempt is over.
         """
-        self._refuse_if_closed(channel)
-        channel.is_sealed = True
         if len(channel.queue) <= CARRIED_EVENTS and sum(entry.size for entry in channel.queue) <= CARRIED_BYTES:
             channel.carried.extend(channel.queue)
             channel.queue.clear()

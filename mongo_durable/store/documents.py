@@ -109,8 +109,7 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
         SchemaVersionMismatch: It is of a newer release.
         CorruptHistory: Nobody but a hand can have written it.
     """
-    if document.get("schema_version") != SCHEMA_VERSION:
-        check_version(document)
+    check_version(document)
     try:
         event_type = _EVENT_TYPES[document["type"]]
         position = Position.parse(document["position"]) if document.get("position") is not None else None
@@ -121,7 +120,6 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
     data = {} if document.keys() <= _COMMON else {name: _in_utc(value) for name, value in document.items() if name not in _COMMON}
     if event_type is EventType.STEP_COMMITTED:
         data["step"] = document["step"]
-    error = document.get("error")
     return Event(
         run_id=document["run_id"],
         seq=document["seq"],
@@ -134,7 +132,7 @@ def event_from(document: Mapping[str, Any], cipher: Cipher | None = None) -> Eve
         name=document.get("name"),
         input_digest=document.get("input_digest"),
         value=document.get("value"),
-        error=open_error(cipher, document["run_id"], error) if error is not None else None,
+        error=open_error(cipher, document["run_id"], document.get("error")),
         data=data,
     )
 

@@ -148,9 +148,7 @@ def store_call(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
+        with no_driver_errors():
             return await function(*args, **kwargs)
-        except _DRIVER_ERRORS as error:
-            raise translate(error) from error
 
     return call

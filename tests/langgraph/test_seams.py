@@ -44,6 +44,14 @@ from tests.langgraph.kit import State
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
+def _one_leaf(leaf: Any) -> Any:
+    """A child graph of one node."""
+    inner = StateGraph(State)
+    inner.add_node("leaf", leaf)
+    inner.add_edge(START, "leaf")
+    return inner.compile()
+
+
 def test_the_time_of_a_step() -> None:
     """A step's checkpoint tells when it was made, also in a child graph; a step that is resumed starts from the same one. Outside, nobody knows."""
     times: list[float | None] = []
@@ -280,10 +288,7 @@ def test_a_graph_reads_its_saver_before_its_nodes_run(invoke: Any) -> None:
         seen.append(("leaf", get_runtime().execution_info.checkpoint_ns))
         return {}
 
-    inner = StateGraph(State)
-    inner.add_node("leaf", leaf)
-    inner.add_edge(START, "leaf")
-    child = inner.compile()
+    child = _one_leaf(leaf)
 
     def body(state: State) -> State:
         child.invoke({"lines": []})
@@ -350,10 +355,7 @@ def test_what_a_graph_writes_can_be_taken(invoke: Any) -> None:
         get_stream_writer()("child")
         return {}
 
-    inner = StateGraph(State)
-    inner.add_node("leaf", leaf)
-    inner.add_edge(START, "leaf")
-    child = inner.compile()
+    child = _one_leaf(leaf)
 
     def step(state: State) -> State:
         get_stream_writer()("node")
